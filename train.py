@@ -25,6 +25,7 @@ import mpi_util
 from trainer.command_line import parse
 from trainer.config import LAUNCH
 from trainer.control import DROPPED, BadData
+from trainer.environment import make_env
 from trainer.run import set_up
 
 
@@ -45,6 +46,8 @@ def main() -> int:
         print(f"{config.env}: starting {config.nprocs} processes", flush=True)
     if mpi_util.mpi_fork(config.nprocs, **launch) == "parent":
         return 0
+    if mpi_util.rank >= mpi_util.nworkers:  # of an environment of several ranks this one is not the first
+        make_env(config, quiet=True)  # does not return
     config = config.again(mpi_util.last_saved)
     is_root = mpi_util.rank == 0
 

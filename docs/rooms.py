@@ -24,6 +24,7 @@ DOCUMENT = ROOT / "docs" / "architecture.md"
 PACKAGES = ("mpi_util", "mpi_util_spinup", "mpi_util_weight_sync", "mpi_util_sb3", "policies", "trainer")
 # Code for several machines is used from below, and found only there: its callers load it where such machines exist.
 LOADED_FROM_BELOW = "mpi_util.cluster"
+STARTS = {"__main__": "doctor", "serve": "simulators"}  # files at the top of mpi_util, and their rooms
 Graph = dict[str, set[str]]
 
 
@@ -110,13 +111,13 @@ def package_of(module: str) -> str:
 def room_of(module: str) -> str:
     """The room of mpi_util that a module is in; "" for a module of another package.
 
-    `__init__.py` is the room `mpi_util`. `__main__.py`, which starts the doctor, is in its room.
+    `__init__.py` is the room `mpi_util`. A file that starts the program of a room is in it.
     """
     package, _, rest = module.partition(".")
     if package != "mpi_util":
         return ""
     first = rest.partition(".")[0]
-    return f"mpi_util.{'doctor' if first == '__main__' else first}" if first else package
+    return f"mpi_util.{STARTS.get(first, first)}" if first else package
 
 
 def between(group: Callable[[str], str]) -> Graph:
@@ -184,8 +185,9 @@ def _id(node: str) -> str:
 
 def _label(node: str) -> str:
     path = modules()[node]
-    if node == "mpi_util.doctor":
-        return "doctor/, __main__.py"
+    for start, room in STARTS.items():
+        if node == f"mpi_util.{room}":
+            return f"{room}/, {start}.py"
     return node.removeprefix("mpi_util.") + ("/" if path.name == "__init__.py" else ".py")
 
 

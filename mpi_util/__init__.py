@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 # isort: off
 from .errors import (
     BatchError, HostError, LaunchError, MissingFrameworkError, MpiUtilError, RankLeftError, RankMismatchError,
-    SyncTimeoutError, UsageError, WeightsError, WorkerError, WorkerLeftError,
+    SimulatorError, SyncTimeoutError, UsageError, WeightsError, WorkerError, WorkerLeftError,
 )  # fmt: skip
 
 # isort: on
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from .launch.api import mpi_fork, nslots
     from .ranks.seeding import rank_seed, seed_of, set_global_seeds, stream
     from .ranks.watchdog import watchdog
+    from .simulators.environment import simulator
+    from .simulators.process import solver
 
 __version__ = "0.1.0"
 
@@ -50,15 +52,17 @@ weights_version: int  # how often weights have been sent to all ranks: by rank0_
 
 __all__ = [
     "BatchError", "Collected", "HostError", "LaunchError", "MissingFrameworkError", "MpiUtilError", "Phases",
-    "RankLeftError", "RankMismatchError", "Rollout", "StopRequest", "SyncTimeoutError", "UsageError", "WeightsError",
-    "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean", "all_sum", "bcast",
-    "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
+    "RankLeftError", "RankMismatchError", "Rollout", "SimulatorError", "StopRequest", "SyncTimeoutError",
+    "UsageError", "WeightsError", "WorkerError", "WorkerLeftError", "all_accum_batches", "all_avg_wts", "all_mean",
+    "all_sum", "bcast", "chksum", "collect", "collected", "deal", "during", "fail", "last_saved", "merge_moments",
     "mpi_fork", "msg", "nslots", "nworkers", "on_rank0", "print0", "rank", "rank0_accum_batches", "rank0_bcast_wts",
     "rank0_gather", "rank_seed", "restarts", "rollouts", "saved", "seed_of", "set_global_seeds",
     "setup_tensorflow_for_mpi", "share", "steps_sec", "stream", "timeit", "usable_cores", "watchdog", "weights_version",
 ]  # fmt: skip
 if importlib.util.find_spec(".doctor", __name__):  # a copy may lack it
     __all__ += ["check_replay"]
+if importlib.util.find_spec(".simulators", __name__):
+    __all__ += ["simulator", "solver"]
 if "tensorflow" in sys.modules:  # else a star import would load it
     __all__ += ["tf_config"]
 
@@ -76,6 +80,8 @@ _LOADED_WHEN_READ = {
     "launch.api": ["mpi_fork", "nslots"],
     "ranks.seeding": ["rank_seed", "seed_of", "set_global_seeds", "stream"],  # with NumPy, which may be missing
     "ranks.watchdog": ["watchdog"],
+    "simulators.environment": ["simulator"],
+    "simulators.process": ["solver"],
     "arrays.adapters.tensorflow_setup": ["setup_tensorflow_for_mpi"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _LOADED_WHEN_READ.items() for name in names}

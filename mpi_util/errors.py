@@ -89,5 +89,9 @@ class WorkerLeftError(MpiUtilError):
     """The other side of a weight synchronisation has ended: a worker for the sender, the sender for a worker."""
 
 
+class SimulatorError(MpiUtilError):
+    """A simulator failed, has ended, or was not done in time. The message has its worker, and what it said last."""
+
+
 class SyncTimeoutError(MpiUtilError, TimeoutError):
     """A weight synchronisation was not done in the time that it was given; the message names who has not answered."""

@@ -96,13 +96,17 @@ def parse(arguments: list[str] | None = None) -> Config:
                 given, source = vars(parser.parse_args(words)), ""
                 asked.update(() if "commands" in settings else given)  # a run's has all settings
         trust, path, *_ = (given.pop(name, None) for name in ("trust", "config", "watch", "seeds", "preset"))
+        if "env_command" in given:  # the module:function in it names the run
+            words = given["env_command"].split() or [""]
+            given.setdefault("env", next((word for word in words if word.partition(":")[2]), words[-1]))
         if ("env" in given) == ("resume" in given):
             raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():
             raise ValueError("--name and --run_dir both name the folder of the run; give one of them")
         slots = 0 if "nprocs" in given else mpi_util.nslots(given.get("hosts"), given.get("hostfile"))
         if n := slots or (mpi_util.usable_cores() if auto else 0):
-            given.setdefault("nprocs", n)
+            k = given.get("ranks_per_env", 1)
+            given.setdefault("nprocs", max(k, n - n % k))
         config = (_resumed(given, trust) if "resume" in given else Config.of(**given)).check()
         named = {name: given[name] for name in MODULES if name in given and name not in own}
         if path and Config(**{"env": "", **named}).modules:

@@ -29,7 +29,8 @@ def kind_of(option: Field[Any]) -> Any:
     return (get_args(option.type) or [option.type])[0]
 
 
-LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir")  # what mpi_fork is given
+# what mpi_fork is given
+LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir", "ranks_per_env")
 ATARI, FREE, BATCH, NETS = "atari", "the run: these may change on --resume", "the batch", "the networks"
 
 
@@ -38,6 +39,11 @@ class Config(Hyper):
     """Settings of one run, with those of its learners. None: no limit."""
 
     env: str = setting(RUN, "Gymnasium id, such as Humanoid-v4 or module:Env-v0")
+    ranks_per_env: int | None = setting(RUN, "processes of each environment, which ENV, module:function, makes")
+    env_command: str | None = setting(
+        RUN, "starts an environment, in place of ENV: mpiexec -n 4 python -m mpi_util.serve module:function",
+        metavar="COMMAND",
+    )  # fmt: skip
     env_kwargs: str = setting(RUN, "keyword arguments of the environment, a JSON object", "{}")
     env_wrappers: str = setting(
         RUN, "MODULE:FUNCTION,...: each takes the environment and returns another; atari: the usual ones of its games",
@@ -71,6 +77,9 @@ class Config(Hyper):
     on_env_error: str = setting(
         FREE, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most",
         choices=("abort", "restart"),
+    )  # fmt: skip
+    env_timeout: float | None = setting(
+        FREE, "of --ranks_per_env and --env_command: longest step or reset", must_be="above 0", metavar="SECONDS"
     )  # fmt: skip
     save_every: float = setting(FREE, "seconds between checkpoints; 0: after every iteration", 30.0, metavar="SECONDS")
     keep: int = setting(FREE, "number of checkpoints to keep: the last one, and those before it", 2)
@@ -141,6 +150,7 @@ class Config(Hyper):
             ("with --batch_steps", self.batch_steps is not None, ("batch_size",)),
             ("without --eval_every", self.eval_every is None, ("eval_episodes", "eval_async")),
             ("with --watchdog 0", self.watchdog == 0, ("watchdog_kill",)),
+            ("without --env_command", not (self.ranks_per_env or self.env_command), ("env_timeout",)),
             ("with --nprocs 1", self.nprocs == 1, ("watchdog_kill", "tag_output", "log_dir")),
             (f"with --minibatches {self.minibatches}", self.minibatches, ("minibatch_rows",)),
             (f"with --network {self.network}", self.network, ("policy_hid_list", "valfunc_hid_list")),
@@ -175,10 +185,13 @@ class Config(Hyper):
             elif not must_be or ALLOWED[must_be](value):
                 continue
             raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
-        n, n_envs, steps = self.nprocs, self.num_envs, self.batch_steps or 0
+        k, n_envs, steps = self.ranks_per_env or 1, self.num_envs, self.batch_steps or 0
+        n = self.nprocs // k  # workers
         collecting = n - (self.overlap and n > 1)
         fits = f"--num_envs {collecting} --batch_steps {-(-steps // collecting) * collecting}"
         for wrong, problem in (
+            (self.nprocs % k, f"--nprocs {self.nprocs} is not a multiple of --ranks_per_env {k}"),
+            (self.ranks_per_env and self.env_command, "--ranks_per_env and --env_command exclude each other"),
             ("/" in (self.name or ""), f"--name {self.name}: give it without /; --run_dir names any folder"),
             (steps and collecting > n_envs,
              f"--num_envs {n_envs} is too few for --nprocs {n}: each process that collects needs one; such as {fits}"),
@@ -214,7 +227,8 @@ class Config(Hyper):
     @property
     def modules(self) -> list[str]:
         """Those that are imported because a setting names them."""
-        code = [self.env] * (":" in self.env) + [name for name in self.wrappers if name != ATARI]
+        code = [self.env_command] if self.env_command else [self.env] * (":" in self.env)
+        code += [name for name in self.wrappers if name != ATARI]
         code += [self.network] * (self.network not in ("", CNN)) + [self.hook] * bool(self.hook)
         return [name.partition(":")[0] for name in code]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import itertools
 import os
 import sys
@@ -19,6 +20,7 @@ from policies.hyper import users_function
 from trainer.config import ATARI, Config
 from trainer.control import BadData
 
+CANNOT_BE_MADE = (ImportError, TypeError, AttributeError, ValueError, OSError, RuntimeError, mpi_util.SimulatorError)
 MOST_ACTIONS = 1024  # combinations of the parts of an action, each of which is one for the policy
 
 
@@ -43,8 +45,8 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
                 afterwards.callback(mujoco.set_mju_user_warning, mujoco.get_mju_user_warning())
                 mujoco.set_mju_user_warning(lambda _: None)
         try:
-            env = gym.make(env_id, disable_env_checker=True, **arguments)
-        except (gym.error.Error, ImportError, TypeError, AttributeError, ValueError, OSError, RuntimeError) as error:
+            env = _on_ranks(config, arguments) or gym.make(env_id, disable_env_checker=True, **arguments)
+        except (gym.error.Error, *CANNOT_BE_MADE) as error:
             if isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error):  # MuJoCo, when it is imported
                 raise  # of an environment's own: with its traceback, and a reason to make it again
             own = f" One of your own is module:{env_id}" * (type(error) is gym.error.NameNotFound and ":" not in env_id)
@@ -72,6 +74,21 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
     return env
 
 
+def _on_ranks(config: Config, arguments: dict[str, Any]) -> Any:
+    """An environment that has several ranks; None: it has one."""
+    if config.env_command:
+        return mpi_util.simulator(command=config.env_command, timeout=config.env_timeout, log_dir=config.log_dir)
+    if not config.ranks_per_env:
+        return None
+    make = functools.partial(_part, config.env, arguments)
+    return mpi_util.simulator(make, timeout=config.env_timeout, log_dir=config.log_dir)
+
+
+def _part(name: str, arguments: dict[str, Any], comm: Any) -> Any:
+    """One rank's part of it."""
+    return users_function("ranks_per_env", name)(comm, **arguments)
+
+
 def versioned(env_id: str) -> str:
     """With the newest version, which `make_env` has made, if none is named."""
     namespace, name, version = gym.envs.registration.parse_env_id(env_id.rpartition(":")[2])
@@ -85,6 +102,8 @@ def check_env(config: Config) -> None:
         return
     try:
         mpi_util.check_replay(lambda: make_env(config, quiet=True), fix="--fresh_env makes a new one for each episode")
+    except mpi_util.SimulatorError:
+        return
     except mpi_util.MpiUtilError as error:
         print(f"train.py: {config.env} is not reproducible: {error}", file=sys.stderr)
     except (Exception, SystemExit):  # which the run reports, or survives

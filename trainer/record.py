@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import mpi_util
 from mpi_util_spinup.files import read
 from policies.actor import Spec
 from trainer.advice import Standstill
@@ -116,8 +117,8 @@ class Record:
         """
         seconds = dict.fromkeys((*PHASES, "record", "beside"), 0.0) | seconds
         collecting = sum(seconds[name] for name in ("rollout", "gather", "record", "beside"))
-        busy = (busy_s + seconds["beside"]) / max(collecting * self.config.nprocs, 1e-9)
-        idle = 1.0 - busy if self.config.nprocs > 1 else 0.0
+        busy = (busy_s + seconds["beside"]) / max(collecting * mpi_util.nworkers, 1e-9)
+        idle = 1.0 - busy if mpi_util.nworkers > 1 else 0.0
         return {
             "Time": round(self.seconds, 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),

@@ -205,7 +205,8 @@ class Run:
 
 def set_up(config: Config) -> Run:
     """Collective: this rank's part of the run, or the end of the job with one line that says what is wrong."""
-    config = replace(config, nprocs=mpi_util.nworkers)  # where a launcher has started the processes, its number counts
+    # where a launcher has started the processes, its number counts
+    config = replace(config, nprocs=mpi_util.nworkers * (config.ranks_per_env or 1))
     stop = mpi_util.StopRequest()
     mpi_util.watchdog(config.watchdog, config.watchdog_kill)
     average = config.parallel == "average" and mpi_util.nworkers > 1

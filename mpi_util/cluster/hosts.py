@@ -30,11 +30,17 @@ class Hosts(NamedTuple):
     asked: bool = True  # the caller has named them, so a single rank runs there too
     # what runs a command on a host; the host's name and the command are appended
     shell: tuple[str, ...] = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+    team: int = 1  # ranks that lie on one host, together
+
+    def in_teams(self, k: int) -> "Hosts":
+        """The same with room for whole teams of `k` ranks alone, where any host has room for one."""
+        whole = {name: slots - slots % k for name, slots in self.slots.items() if slots >= k}
+        return self._replace(slots=whole, team=k) if whole else self
 
     def ranks_by_host(self, n: int) -> dict[str, list[int]]:
         """The ranks of each host: its slots are filled in order; more ranks than slots are spread in proportion."""
         rooms = [*itertools.accumulate(self.slots.values(), initial=0)]
-        ends = [min(n, max(room, n * room // rooms[-1])) for room in rooms]
+        ends = [min(n, max(room, n // self.team * room // rooms[-1] * self.team)) for room in rooms]
         return {name: [*range(*pair)] for name, pair in zip(self.slots, itertools.pairwise(ends)) if pair[0] < pair[1]}
 
     def open_monitor(

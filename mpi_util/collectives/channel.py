@@ -23,7 +23,7 @@ from ..host.segments import BlockAddress, Pool, private
 from ..host.waiting import wait_until
 from ..ranks import failure
 from ..ranks.console import print0_once
-from ..ranks.identity import Comm, check_launcher, check_no_parent, world
+from ..ranks.identity import Comm, Role, check_launcher, check_no_parent, world
 from ..ranks.state import States, state
 from ..ranks.threads import Threads
 from ..ranks.watchdog import FIRST_CALL, Watchdog
@@ -166,6 +166,7 @@ class Kept:
 
     alone: Channel | None = None
     world: Channel | None = None
+    team: Channel | None = None  # of the ranks that share this one's environment
     told_unsent = False  # it was printed which attributes of models differ and are not sent
     keyval: int | None = None  # the attribute under which a user's communicator keeps its channel until it is freed
 
@@ -187,14 +188,21 @@ def channel_of(comm: Comm = None) -> Channel:
 
 def _find_or_open(comm: Comm) -> Channel:
     check_no_parent()
-    comm = comm if comm is not None else world()
     kept = state(Kept)
+    if comm is None and kept.team:
+        if kept.world is None:
+            fix = "call mpi_util.simulator(make_env), which does not return there, above the first collective call"
+            raise UsageError(f"{state(Role).name} takes part in no collective call: {fix}")
+        return kept.world
+    comm = comm if comm is not None else world()
     if comm is None:
         kept.alone = kept.alone or Channel()
         return kept.alone
     from mpi4py import MPI
 
     state(failure.FailureState).leave = _leave_all
+    if kept.team and comm == MPI.COMM_WORLD:
+        raise UsageError("members of the environments' teams are in COMM_WORLD and make no calls; leave comm= out")
     if comm == MPI.COMM_WORLD:
         if kept.world is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
@@ -218,18 +226,7 @@ def _open(comm: Any) -> Channel:
         if not channel.alone:
             state(Threads).start(True)
         return channel
-    failure.install()
-    failure.register_mpi()
-    failure.enter(FIRST_CALL)
-    members = members_of(comm)
-    request, background = comm.Ibarrier(), state(Background)
-
-    def come() -> bool:
-        for serve in background:
-            serve()
-        return bool(request.Test())
-
-    wait_until(come, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
+    members = _all_come(comm)
     peers = Peers(comm, rank := comm.Get_rank())
     if peers.apart and rank == 0:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
@@ -244,6 +241,44 @@ def _open(comm: Any) -> Channel:
         take_cores([ticket.pid for k, ticket in peers.tickets.items() if k and peers.machine[k] == 0])
     state(Threads).start(rank == 0, all_of(channel.comm, [update_threads()])[0][0])
     return channel
+
+
+def _all_come(comm: Any) -> list[int]:
+    """Collective: sleeps until all ranks of it are here. Returns: as `members_of`."""
+    failure.install()
+    failure.register_mpi()
+    failure.enter(FIRST_CALL)
+    members = members_of(comm)
+    request, background = comm.Ibarrier(), state(Background)
+
+    def come() -> bool:
+        for serve in background:
+            serve()
+        return bool(request.Test())
+
+    wait_until(come, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
+    return members
+
+
+def open_teams(k: int, comm: Any = None) -> None:
+    """Collective: each `k` neighbours become a team, for one environment. The first of each is a worker.
+
+    From then on the workers are the world. The others, members of the teams, are not in it, and make no calls.
+    Args: comm: of all teams; None: COMM_WORLD.
+    """
+    from mpi4py import MPI
+
+    role, kept, everyone = state(Role), state(Kept), world()
+    check_launcher(MPI.Get_library_version(), everyone.Get_size() if everyone else 1)
+    comm, state(failure.FailureState).leave = comm or everyone, _leave_all
+    _all_come(comm)
+    n, (number, member) = comm.Get_size() // k, divmod(comm.Get_rank(), k)
+    role.team, workers = comm.Split(number, member), comm.Split(member > 0, number)
+    role.place = (n + number * (k - 1) + member - 1 if member else number), n
+    role.name = f"member {member} of worker {number}" if member else f"worker {number}"
+    if not member:
+        role.workers, kept.world = workers, _open(workers)
+    kept.team = _open(role.team)
 
 
 def cluster_module(name: str, why: str, silent: bool = False) -> Any:
@@ -267,6 +302,6 @@ def _leave_all(status: int, reason: str, seconds: float | None) -> bool:
     end = math.inf if seconds is None else time.perf_counter() + seconds
     for channel in kept.open:
         channel.messages.announce_end(status, reason, end)
-    together = kept.world is not None and all(each.messages.wait_for_ends(end) for each in kept.open)
+    together = (kept.world or kept.team) is not None and all(each.messages.wait_for_ends(end) for each in kept.open)
     state(Watchdog).at_end()
     return together

@@ -22,6 +22,7 @@ from ..host.reap import JOB_VARIABLE
 from ..host.segments import Ticket, attach
 from ..host.waiting import PAUSE_S, WakePipe, wait_until
 from ..ranks import failure
+from ..ranks.identity import world
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
 
@@ -108,11 +109,9 @@ def all_of(comm: Any, own: list[int]) -> list[list[int]]:
 
 
 def members_of(comm: Any) -> list[int]:
-    """The rank in the world of each rank of a communicator; negative: it is in another world."""
-    from mpi4py import MPI
-
-    group = comm.Get_group()
-    return [*group.Translate_ranks([*range(group.Get_size())], MPI.COMM_WORLD.Get_group())]
+    """The rank in the world of each rank of a communicator; negative: it is in another world, or a member of a team."""
+    group, everyone = comm.Get_group(), world()
+    return [*group.Translate_ranks([*range(group.Get_size())], everyone.Get_group() if everyone else group)]
 
 
 class Messages:

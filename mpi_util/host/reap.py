@@ -42,9 +42,10 @@ _EXEC_PATIENCE_S = 1.0
 _EXITING = 0x4  # PF_EXITING of linux/sched.h
 
 
-def belongs(pid: int, job_dir: str) -> bool:
+def belongs(pid: int, job_dir: str, variable: str = JOB_VARIABLE) -> bool:
     """True if a living process is one of this job's and this user's: another user's may only pretend to be.
 
+    Args: variable: whose value marks them; it may be that of processes within a job.
     A process within execve shows no environment, so this waits for its end.
     """
     proc, deadline = Path(f"/proc/{pid}"), time.monotonic() + _EXEC_PATIENCE_S
@@ -54,7 +55,7 @@ def belongs(pid: int, job_dir: str) -> bool:
                 break  # it has ended, or is the kernel's; or its environment is really empty
             time.sleep(_KILL_PAUSE_S)
         shown = shown or (proc / "environ").read_bytes()
-        if f"{JOB_VARIABLE}={job_dir}".encode() not in shown.split(b"\0"):
+        if f"{variable}={job_dir}".encode() not in shown.split(b"\0"):
             session = stat_field(pid, STAT_SESSION) or 0
             began = int(Path(job_dir, f"session-{session}").read_text())  # recorded by a rank
             if stat_field(session, STAT_BEGAN) not in (None, began):  # None: the leader has ended
@@ -64,7 +65,7 @@ def belongs(pid: int, job_dir: str) -> bool:
         return False
 
 
-def job_processes(job_dir: str, stop: bool = False) -> list[int]:
+def job_processes(job_dir: str, stop: bool = False, variable: str = JOB_VARIABLE) -> list[int]:
     """The ids of the job's living processes: launcher, proxies, ranks, and the processes that these started.
 
     A process may fork and exit between two scans, so this scans until none has vanished, but not more than _MOST_SCANS
@@ -75,7 +76,7 @@ def job_processes(job_dir: str, stop: bool = False) -> list[int]:
     for _ in range(_MOST_SCANS):
         new = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - seen
         for pid in sorted(new, reverse=True):  # the youngest may be the next one to end
-            if belongs(pid, job_dir):
+            if belongs(pid, job_dir, variable):
                 found.append(pid)
                 send(pid, signal.SIGSTOP) if stop else None
         # one that is ending can fork no more, though the kernel may take a second to free its memory
@@ -150,11 +151,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def kill_processes(job_dir: str) -> None:
+def kill_processes(job_dir: str, variable: str = JOB_VARIABLE) -> None:
     """Kills whatever is left of the job, and removes the files of MPI that the killed processes cannot remove."""
     files: set[str] = set()
     deadline = time.monotonic() + _KILL_PATIENCE_S
-    while pids := job_processes(job_dir, stop=True):
+    while pids := job_processes(job_dir, True, variable):
         for pid in pids:
             files |= mpi_files(pid)
         for pid in pids:  # only now: when the launcher dies, the others may end and show nothing any more

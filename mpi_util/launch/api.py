@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any, Literal
 
-from ..collectives.channel import channel_of, cluster_module
+from ..collectives.channel import channel_of, cluster_module, open_teams
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
@@ -28,7 +28,7 @@ def mpi_fork(
     n: int | None = None, gpu_pct: float = 0.0, bind_to_core: bool = False, threads: int | None = None,
     max_restarts: int = 0, hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None,
     tag_output: bool = False, log_dir: str | os.PathLike[str] | None = None,
-    output: Literal["all", "rank0"] = "all", exit: bool = False,
+    output: Literal["all", "rank0"] = "all", exit: bool = False, ranks_per_env: int | None = None,
 ) -> Literal["parent", "child"]:  # fmt: skip
     """Starts this script again as `n` ranks, and waits for them. Call it before heavy imports.
 
@@ -59,6 +59,9 @@ def mpi_fork(
         output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
             prints to stderr then. A `log_dir` gets it.
         exit: the process that has started the ranks ends here, in place of returning "parent".
+        ranks_per_env: each environment runs on so many of the `n` ranks, which must be a multiple of it. The first of
+            them is a worker; `rank`, `nworkers` and all collective calls are of the workers. `simulator` makes the
+            environment, and does not return on the other ranks, the members; there `rank` is `nworkers` or more.
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
@@ -68,7 +71,7 @@ def mpi_fork(
         HostError: hosts cannot be used: each is named, with the reason. Nothing has been started.
         LaunchError: no MPI library, or no launcher that belongs to it, or no script to be started again, or the system
             refuses what `n` ranks need, such as open files.
-        UsageError: a number that is not a count; another `output`.
+        UsageError: a number that is not a count; another `output`; `ranks_per_env` does not divide the ranks.
         SystemExit: in the parent, with the status of the rank that failed first (128 + signal for a signal), after one
             line on stderr that names it; with `exit`, also with status 0.
     """
@@ -76,7 +79,7 @@ def mpi_fork(
     try:
         identity.check_variables()
         given = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir, output=output)
-        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, **given)
+        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, ranks_per_env, **given)
     except (LaunchError, UsageError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
@@ -90,7 +93,9 @@ def mpi_fork(
             # else JAX takes three quarters of the GPU's memory in each process that opens it
             share = ("XLA_CLIENT_MEM_FRACTION", str(gpu_pct)) if gpu_pct else ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
             os.environ.update([share])
-        channel_of()  # from here on each rank knows when another ends, however early
+        # from here on each rank knows when another ends, however early
+        state(Role).ranks_per_env = ranks_per_env or 0
+        open_teams(ranks_per_env) if ranks_per_env and ranks_per_env > 1 else channel_of()
         state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
@@ -101,10 +106,11 @@ def mpi_fork(
 
 def start_ranks(
     n: int | None, gpu_pct: float = 0.0, max_restarts: int = 0, hosts: str | None = None,
-    hostfile: str | os.PathLike[str] | None = None, **settings: Any,
+    hostfile: str | os.PathLike[str] | None = None, ranks_per_env: int | None = None, **settings: Any,
 ) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
-    for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
+    counts = ("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)
+    for name, value, least in (*counts, ("ranks_per_env", ranks_per_env, 1)):
         if value is not None:
             whole_number(f"mpi_fork: {name}", value, least)
     if (output := settings.get("output", "all")) not in ("all", "rank0"):
@@ -113,6 +119,13 @@ def start_ranks(
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
         os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
+    if ranks_per_env and not os.path.isdir(f"{os.path.dirname(__file__)}/../simulators"):
+        raise LaunchError("mpi_fork: ranks_per_env= needs mpi_util/simulators/, which is missing")
+    size = role.size if under_launcher() else n
+    if ranks_per_env and size and size % ranks_per_env:
+        error = UsageError(f"mpi_fork: {size} ranks cannot be shared by environments of ranks_per_env={ranks_per_env}")
+        error.silent = role.rank > 0
+        raise error
     if identity.RANK_PID not in os.environ and not multiprocess_parent():
         role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
     if in_child_of_rank():
@@ -132,8 +145,9 @@ def start_ranks(
         return "child"
     from . import fork
 
-    find = (lambda: cluster.find(hosts, hostfile)) if cluster else None
-    return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, **settings)
+    per_env = ranks_per_env or 1
+    find = (lambda: cluster.find(hosts, hostfile).in_teams(per_env)) if cluster else None
+    return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, per_env, **settings)
 
 
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:

@@ -41,7 +41,7 @@ _ROOM_BYTES = 256 << 10  # for the job's folder: with 2 ranks of Open MPI 140 kB
 
 
 def start(
-    n: int | None, gpu_pct: float, max_restarts: int, find_hosts: Callable[[], Any] | None = None,
+    n: int | None, gpu_pct: float, max_restarts: int, find_hosts: Callable[[], Any] | None = None, per_env: int = 1,
     bind_to_core: bool = False, threads: int | None = None, tag_output: bool = False,
     log_dir: str | os.PathLike[str] | None = None, output: str = "all",
 ) -> Literal["parent", "child"]:  # fmt: skip
@@ -60,6 +60,7 @@ def start(
     where = find_hosts() if find_hosts else None
     if n is None:
         n = (sum(where.slots.values()) if where else 0) or usable_cores()
+        n = max(per_env, n - n % per_env)
     others = where if where and where.slots and (n > 1 or where.asked) else None
     if n == 1 and not max_restarts and not others:
         return "child"

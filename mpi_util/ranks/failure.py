@@ -155,7 +155,7 @@ def _report_and_stop(kind: type[BaseException], error: BaseException, trace: Tra
 
 def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     is_fork, number = state(FailureState).is_fork, state(Role).rank
-    tag = f"rank {number}" if under_launcher() else "mpi_util"
+    tag = (state(Role).name or f"rank {number}") if under_launcher() else "mpi_util"
     tag = f"process {os.getpid()}, forked by rank {number}" if is_fork else tag
     hook = None
     if kind is KeyboardInterrupt:

@@ -28,7 +28,7 @@ _PMIX_PORT = re.compile(r"tcp4://[\d.]+:(\d+)")  # in PMIX_SERVER_URI2 and other
 RANK_PID = "MPI_UTIL_RANK_PID"  # each rank sets it for the processes that it starts
 _NUMBERS = (*_LAUNCHERS, *(size for size, _ in _LAUNCHERS.values()), RANK_PID, "MPI_UTIL_DEPTH", "MPI_UTIL_RESTARTS")
 # Variables that launchers and mpi_fork set for a rank, and that ranks of another job must not see. MCA: the user's own.
-_FOR_RANKS = re.compile(
+FOR_RANKS = re.compile(
     r"(PMI2?|OMPI_MCA_(ess|orte)|HYDI)_|(PMIX|PRTE)_(?!MCA_)|OMPI_(?!MCA_|ALLOW_)|MPI_LOCAL(NRANKS|RANKID)$|"
     r"OMPI_MCA_(num_procs|initial_wdir|PREFIXES)$|MPI_UTIL_(BOUND|TTY|RESTARTS|SAVED)$"
 )
@@ -53,11 +53,18 @@ class Role:
         job: the folder of records for mpi_fork's parent, in a rank that mpi_fork has started; else "".
         owner: the process id of the rank that this process is or belongs to.
         error: why the launcher's variables make no sense.
+        ranks_per_env: as mpi_fork was given; 0: it was not. With more than one (`open_teams`) also
+        place: (rank, number of workers), where members of teams come after all workers.
+        name: in reports. team: its communicator. workers: that of the workers, on a worker.
     """
 
     is_parent = False
     rank, size, launcher, variable = 0, 1, "", ""
     error: LaunchError | None = None
+    ranks_per_env, name = 0, ""
+    place: tuple[int, int] | None = None
+    team: Any = None
+    workers: Any = None
 
     def __init__(self) -> None:
         self.owner = here = multiprocess_parent() or _IMPORTED_IN
@@ -133,14 +140,17 @@ def _is_of_rank(variable: str, owner: int, here: int) -> bool:
     return owner != here
 
 
-def forget_launcher(names: re.Pattern[str] = _FOR_RANKS) -> None:
+def forget_launcher(names: re.Pattern[str] = FOR_RANKS) -> None:
     """Removes launchers' variables from the environment, so that processes started here are not taken for ranks."""
     for name in filter(names.match, list(os.environ)):
         del os.environ[name]
 
 
 def world() -> Comm:
-    """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process."""
+    """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process.
+
+    On a worker whose environment has several ranks: the communicator of the workers.
+    """
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if (mpi is None or not mpi.Is_initialized()) and under_launcher() and not in_child_of_rank():
         import mpi4py
@@ -150,18 +160,23 @@ def world() -> Comm:
 
         check_launcher(mpi.Get_library_version())
         mpi.Init_thread(getattr(mpi, f"THREAD_{level.upper()}"))
-    return mpi.COMM_WORLD if mpi is not None and mpi.Is_initialized() else None
+    started = mpi is not None and mpi.Is_initialized()
+    return (state(Role).workers or mpi.COMM_WORLD) if started else None
 
 
 def rank() -> int:
     """This process's rank in the world; 0 in a single process, and in mpi_fork's parent. Does not start MPI."""
     role = state(Role)
+    if role.place:
+        return role.place[0]
     return role.rank if role.launcher else (comm.Get_rank() if (comm := world()) else 0)
 
 
 def nworkers() -> int:
     """Number of ranks in the world; 1 in a single process. Does not start MPI."""
     role = state(Role)
+    if role.place:
+        return role.place[1]
     return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 

@@ -33,12 +33,13 @@ ROOMS = {
     "launch": "errors host arrays ranks collectives",
     "cluster": BELOW_CLUSTER,
     "doctor": f"{BELOW_CLUSTER} cluster",
+    "simulators": BELOW_CLUSTER,
     "compat_2017": "errors arrays ranks collectives",
-    "": f"{BELOW_CLUSTER} compat_2017 doctor",  # `import mpi_util`
+    "": f"{BELOW_CLUSTER} compat_2017 doctor simulators",  # `import mpi_util`
 }
 FOR_SEVERAL_MACHINES = {"collectives", "launch"}  # may load cluster/ inside functions
 ADAPTERS = " ".join(f"arrays/adapters/{name}.py" for name in ("jax", "keras", "pytorch", "tensorflow", "tf1"))
-DELETABLE = ["cluster", "doctor", "compat_2017.py", ADAPTERS]
+DELETABLE = ["cluster", "doctor", "simulators serve.py", "compat_2017.py", ADAPTERS]
 # Modules that a function of a module which they import loads: where there are several machines, or torchrl is loaded.
 # And the adapters of frameworks, each where an object of its framework is met.
 LOADED_LATE = (rooms.LOADED_FROM_BELOW, "mpi_util_weight_sync.torchrl")
@@ -53,7 +54,7 @@ PACKAGES = {
     "trainer": "mpi_util mpi_util_spinup mpi_util_weight_sync policies",
     "train": "mpi_util trainer",
 }
-MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 14, 7, 37
+MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 14, 7, 44
 MOST_FILES_LOADED, MOST_LINES_LOADED = 30, 4000  # by `import mpi_util`
 
 
@@ -177,7 +178,8 @@ def test_a_package_imports_only_what_it_may(package):
 def test_satellites_use_only_what_is_never_deleted():
     for module, targets in rooms.imports().items():
         if module.startswith("mpi_util_"):
-            assert not [t for t in targets if re.match(r"mpi_util\.(cluster|doctor|compat_2017|.*\.tf1)\b", t)], module
+            deletable = r"mpi_util\.(cluster|doctor|simulators|serve|compat_2017|.*\.tf1)\b"
+            assert not [t for t in targets if re.match(deletable, t)], module
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -240,7 +242,8 @@ def test_import_loads_little():
     loaded = fresh("import sys, mpi_util; print(*(n for n in sys.modules if n.split('.')[0] == 'mpi_util'))").split()
     lines = {name: len(rooms.modules()[name].read_text().splitlines()) for name in loaded}
     assert len(lines) <= MOST_FILES_LOADED and sum(lines.values()) <= MOST_LINES_LOADED
-    assert not {name.split(".")[1] for name in loaded if "." in name} & {"cluster", "doctor", "compat_2017"}
+    deletable = {"cluster", "doctor", "simulators", "compat_2017"}
+    assert not {name.split(".")[1] for name in loaded if "." in name} & deletable
 
 
 def test_public_names_are_found_before_they_are_loaded():
