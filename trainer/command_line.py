@@ -40,7 +40,7 @@ INSTEAD = {  # options that replace others, of a preset or a file
 }  # fmt: skip
 # what config.json has besides settings; and settings that say where a run was
 NO_SETTINGS, PLACE = {"versions", "commands"}, {"name", "run_dir", "resume", "hosts", "hostfile", "log_dir"}
-MODULES = ("env", "env_wrappers", "network", "hook")  # settings that may name some
+MODULES = ("env", "env_command", "env_wrappers", "network", "hook")  # settings that may name some
 
 
 def parse(arguments: list[str] | None = None) -> Config:
