@@ -225,7 +225,7 @@ def _signature(folder: Path, config: Any) -> bytes:
             with contextlib.suppress(FileExistsError):  # a link is there at once, with all its text
                 os.symlink(secrets.token_hex(32), place / "run-folders")
             said = [folder.stat().st_ino, config.env, config.env_kwargs, config.env_wrappers, config.network]
-            said += [config.hook] * bool(config.hook)
+            said += [config.hook] * bool(config.hook) + [config.env_command] * bool(config.env_command)
             key = os.readlink(place / "run-folders")
             return hmac.new(key.encode(), json.dumps(said).encode(), "sha256").hexdigest().encode()
     return b""
