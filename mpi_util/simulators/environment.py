@@ -1,7 +1,6 @@
 """`simulator`: an environment that runs on several ranks, as one environment for its worker; in each rank's process."""
 
 import functools
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,7 +59,7 @@ def simulator(
         calls = Process(command, pause, cwd, log_dir)
     number, facts = calls.make(make_env)
     kinds = (Simulator, framework("gymnasium").Env) if facts.pop("is_gymnasium") else (Simulator,)
-    facts |= {"_calls": calls, "_number": number, "_limit": timeout or math.inf, "_steps": 0, "_open": True}
+    facts |= {"_calls": calls, "_number": number, "_limit": timeout, "_steps": 0, "_open": True}
     shown: Any = type("Simulator", kinds, {})()
     vars(shown).update(facts)
     return shown
@@ -70,10 +69,9 @@ class Simulator:
     """What the worker gets. Attributes that begin with _, and the spaces and the like, are this object's own."""
 
     def _call(self, what: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        mine, limit = vars(self), math.inf
+        mine = vars(self)
         doing = f"step {mine['_steps']}" if name == "step" else name
-        if name in ("reset", "step"):
-            limit = mine["_limit"]
+        limit = mine["_limit"] if name in ("reset", "step") else None
         return mine["_calls"].call(Request(mine["_number"], doing, what, name, args, kwargs), limit)
 
     def reset(self, **given: Any) -> Any:

@@ -8,16 +8,17 @@ import math
 import os
 import re
 import secrets
-import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,13 +29,12 @@ from ..launch.launcher import ENVIRONMENT, find_launcher
 from ..ranks.identity import FOR_RANKS, rank
 from ..ranks.state import state
 from .team import Request
-from .wire import ADDRESS, HALF, KEY, KIND, Wire
+from .wire import ADDRESS, Wire
 
 _MARK = "MPI_UTIL_SIMULATOR"  # variable by which the processes of one program are known
 # what says to a program that it is this rank, which job's, or which step's of Slurm
 _NOT_FOR_IT = re.compile(
-    rf"{FOR_RANKS.pattern}|(HYDRA|MPI4PY|MPIEXEC)_|MPI_UTIL_(?!(JOB|RANK_PID)$)"
-    "|SLURM_(STEP|PROCID|LOCALID|NODEID|TASK|NTASKS|NPROCS|GTIDS|SRUN|CPU_BIND|LAUNCH|PMI)"
+    rf"{FOR_RANKS.pattern}|(HYDRA|MPI4PY|MPIEXEC)_|MPI_UTIL_(?!(JOB|RANK_PID)$)|SLURM_(?!JOB|CONF|CLUSTER)"
 )
 # launchers start its ranks here, more than cores too, and bind none: Open MPI's would bind those of each to core 0
 _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
@@ -43,7 +43,7 @@ _HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none", "PRTE_MCA_plm": "^slu
 _HERE |= {"OMPI_MCA_plm": "^slurm", "OMPI_MCA_ras": "^slurm"}
 _LAST_LINES, _LAST_BYTES, _MOST_KEPT_BYTES = 10, 4096, 64 << 20
 _IDLE_S = 0.02  # without a call, after which it is paused; longer than between two steps of a rollout
-_HANDSHAKE_S, _LAST_WORDS_S, _END_S = 10.0, 1.0, 5.0
+_STUCK_S, _LAST_WORDS_S, _END_S = 30, 1.0, 5.0
 
 Path_ = str | os.PathLike[str] | None
 numbers = itertools.count(1)  # of the programs that this process has started
@@ -82,17 +82,15 @@ class Solver(subprocess.Popen[bytes]):
     """As `solver` returns it. Args: more: variables."""
 
     def __init__(self, words: list[str], cwd: Path_, log_dir: Path_, more: Mapping[str, str]):
-        self.paused, self._mark, self._bounded = False, secrets.token_hex(8), log_dir is None
-        if log_dir is None:
-            self._log: Any = tempfile.TemporaryFile("ab+")  # noqa: SIM115
-        else:
-            os.makedirs(log_dir, exist_ok=True)
-            self._log = open(Path(log_dir, f"worker-{rank()}-simulator-{next(numbers)}.txt"), "ab+")  # noqa: SIM115
+        self._paused, self._mark, self.log_dir = list[int](), secrets.token_hex(8), log_dir
+        path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.log: Any = open(path, "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
         own = {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
         try:
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
-                stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
+                stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
                 preexec_fn=functools.partial(_begin, _share()),
             )  # fmt: skip
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
@@ -100,27 +98,19 @@ class Solver(subprocess.Popen[bytes]):
         weakref.finalize(self, reap.kill_processes, self._mark, _MARK)
 
     def pause(self) -> None:
-        """Stops its processes: an MPI program that waits does so busily."""
-        self.send_signal(signal.SIGSTOP)
-        self.paused = True
+        """Stops all its processes: an MPI program that waits does so busily."""
+        self._paused += reap.job_processes(self._mark, True, _MARK)
 
     def resume(self) -> None:
         """Continues what `pause` has stopped."""
-        if self.paused:
-            self.paused = False
-            self.send_signal(signal.SIGCONT)
+        while self._paused:
+            reap.send(self._paused.pop(), signal.SIGCONT)
 
     def send_signal(self, sig: int) -> None:
-        """Sends a signal to it and its descendants."""
-        found = [self.pid] if self.poll() is None else []
-        for pid in found:
-            with contextlib.suppress(OSError):  # it has just ended
-                for task in os.listdir(f"/proc/{pid}/task"):
-                    found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-        for pid in found:
+        """Sends a signal to all its processes."""
+        for pid in reap.job_processes(self._mark, variable=_MARK):
             reap.send(pid, sig)
-        if sig not in (signal.SIGSTOP, signal.SIGCONT):
-            self.resume()
+        self.resume()
 
     def kill(self) -> None:
         """Kills all that it has started, and waits for it."""
@@ -128,14 +118,10 @@ class Solver(subprocess.Popen[bytes]):
         self.wait()
 
     def tail(self) -> str:
-        size = os.fstat(fd := self._log.fileno()).st_size
+        """The last lines that it has printed."""
+        size = os.fstat(fd := self.log.fileno()).st_size
         text = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
         return "\n".join(text.splitlines()[-_LAST_LINES:])
-
-    def bound_log(self) -> None:
-        """Empties a long file that no one has asked for."""
-        if self._bounded and os.fstat(self._log.fileno()).st_size > _MOST_KEPT_BYTES:
-            self._log.truncate(0)
 
 
 def _begin(cores: set[int]) -> None:
@@ -157,17 +143,27 @@ class Process:
     """A program that serves one environment. Args: as of `simulator`."""
 
     def __init__(self, command: str | Sequence[str], pause: bool, cwd: Path_, log_dir: Path_):
-        words, key = _words(command), secrets.token_bytes(2 * HALF)
+        words, (name, mine, its) = _words(command), (secrets.token_hex(16) for _ in range(3))
         self._name = f"the simulator of worker {rank()} ({shlex.join(words):.200})"
-        self._calls, self._busy, self._called_at, self._turn, self._ended = 0, True, 0.0, threading.Lock(), ""
-        with socket.socket(*KIND) as listener:
-            listener.bind(f"\0{(name := f'mpi_util-{secrets.token_hex(8)}')}")  # an abstract one: it leaves no file
+        self._calls, self._idle_since, self._turn, self._ended = 0, math.inf, threading.Lock(), ""
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")  # an abstract one: it leaves no file
             listener.listen()
-            self.solver = Solver(words, cwd, log_dir, {ADDRESS: name, KEY: key.hex()})
-            self._pidfd = os.pidfd_open(self.solver.pid)
-            weakref.finalize(self, os.close, self._pidfd).atexit = False
-            self._wire = self._accepted(listener, key)
+            self.solver = Solver(words, cwd, log_dir, {ADDRESS: f"{name} {its} {mine}"})
+            self._wire = self._accepted(listener, mine, its)
         threading.Thread(target=_look_after, args=(weakref.ref(self), pause), daemon=True).start()
+
+    def _accepted(self, listener: socket.socket, mine: str, its: str) -> Wire:
+        """The first connection that shows its half of the key."""
+        while True:
+            if wait([listener], _IDLE_S):
+                sock, _ = listener.accept()
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # it may stop within a message
+                    sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
+                with contextlib.suppress(OSError, EOFError):
+                    return Wire(sock, mine, its)
+            elif self.solver.poll() is not None:
+                self._fail("has ended", "its start")
 
     def make(self, _: object) -> tuple[int, Any]:
         """(number, facts) of its environment."""
@@ -177,60 +173,36 @@ class Process:
             self.solver.kill()
             raise
 
-    def call(self, request: Request, limit: float = math.inf) -> Any:
+    def call(self, request: Request, limit: float | None = None) -> Any:
         """Makes a call there. Returns: its result. Args: limit: seconds until it is ended."""
         if self._ended:
             raise SimulatorError(f"{self._ended}\nit cannot be called any more")
-        self._calls += 1
         with self._turn:
-            self._busy = True
+            self._calls, self._idle_since = self._calls + 1, math.inf
             self.solver.resume()
         try:
-            with contextlib.suppress(OSError):  # it has ended, as `_answer` finds
-                self._wire.send(self._calls, request)
-            answer, *rest = self._answer(request.doing, limit)
+            answer, *rest = self._answer(request, limit)
         finally:
             if request.name == "close":
                 self._close()
-            self._called_at, self._busy = time.monotonic(), False
+            self._idle_since = time.monotonic()
         if answer == "result":
             return rest[0]
         if (request.what, rest[0]) == ("get", "AttributeError"):
             raise AttributeError(request.name)
         raise SimulatorError(f"{self._name} failed in {request.doing}:{_set_off(rest[1])}")
 
-    def _answer(self, doing: str, limit: float) -> Any:
+    def _answer(self, request: Request, limit: float | None) -> Any:
         number = 0
-        while number != self._calls:  # else left by a call that was interrupted
-            self._wait(self._wire.sock, doing, limit)
-            try:
+        try:
+            self._wire.send(self._calls, request)
+            while number != self._calls:  # else left by a call that was interrupted
+                if not wait([self._wire.connection], limit):
+                    self._fail(f"was not done after {limit:g} s, and was ended", request.doing, 0.0)
                 number, what = self._wire.receive()
-            except EOFError:
-                self._fail("has closed its connection", doing)
+        except (EOFError, OSError):
+            self._fail("has ended", request.doing)
         return what
-
-    def _accepted(self, listener: socket.socket, key: bytes) -> Wire:
-        """The first connection that shows the key."""
-        while True:
-            self._wait(listener, "its start", math.inf)
-            sock, _ = listener.accept()
-            sock.settimeout(_HANDSHAKE_S)
-            with contextlib.suppress(OSError):
-                if (wire := Wire(sock)).prove(key[HALF:], key[:HALF]):
-                    sock.settimeout(None)
-                    return wire
-            sock.close()
-
-    def _wait(self, sock: socket.socket, doing: str, limit: float) -> None:
-        """Sleeps until there is something to receive. SimulatorError: it has ended, or `limit` seconds are over."""
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        poll.register(self._pidfd, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll(None if limit == math.inf else limit * 1e3)]
-        if not ready:
-            self._fail(f"was not done after {limit:g} s, and was ended", doing, 0.0)
-        if sock.fileno() not in ready:
-            self._fail("has ended", doing)
 
     def _fail(self, what: str, doing: str, patience_s: float = _LAST_WORDS_S) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -242,17 +214,18 @@ class Process:
 
     def _close(self) -> None:
         self._ended = self._ended or f"{self._name} was closed"
-        self._wire.sock.close()
+        self._wire.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.solver.wait(_END_S)
         self.solver.kill()  # and what it has left behind
 
     def look(self, pause: bool) -> bool:
         """To be called often: pauses it when it has not been called for a while. False: it has ended."""
-        self.solver.bound_log()
+        if not self.solver.log_dir and os.fstat(self.solver.log.fileno()).st_size > _MOST_KEPT_BYTES:
+            self.solver.log.truncate(0)
         with self._turn:
-            idle = not (self._busy or self._ended) and time.monotonic() - self._called_at > _IDLE_S
-            if pause and idle and not self.solver.paused:
+            if pause and not self._ended and time.monotonic() - self._idle_since > _IDLE_S:
+                self._idle_since = math.inf
                 self.solver.pause()
         return not self._ended
 

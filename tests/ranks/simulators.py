@@ -82,7 +82,7 @@ def fault(name, rank=k - 1, **more):
             print("played", len(steps), flush=True)
         except (mpi_util.SimulatorError, ValueError) as error:
             print("raised", type(error).__name__, error, flush=True)
-            if coupling == "process" and name != "raise":
+            if coupling == "process" and not (name == "raise" and rank is None):  # it has ended
                 env = simulator(**more)
 
 
