@@ -4,6 +4,7 @@ The first rank speaks to the worker that has started them, and makes each call w
 """
 
 import argparse
+import contextlib
 import os
 import socket
 from typing import Any
@@ -37,23 +38,14 @@ def main() -> None:
     team.make_env = options.make
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(f"\0{name}")
-        serve(Wire(sock, *key), team)
-
-
-def serve(wire: Wire, team: Team) -> None:
-    while True:
-        try:
+        wire = Wire(sock, *key)
+    with contextlib.suppress(EOFError, OSError):  # of the wire: the worker has ended
+        while True:
             number, what = wire.receive()
-        except (EOFError, OSError):
-            return
-        try:
-            answer: list[Any] = ["result", team.call(Request(*what))]
-        except Exception as error:
-            answer = ["error", type(error).__name__, last_lines(error)]
-        try:
-            wire.send(number, answer)
-        except UsageError as error:  # of a result that cannot travel
-            wire.send(number, ["error", "UsageError", str(error)])
+            try:
+                wire.send(number, ["result", team.call(Request(*what))])
+            except Exception as error:
+                wire.send(number, ["error", type(error).__name__, last_lines(error)])
 
 
 if __name__ == "__main__":

@@ -226,7 +226,18 @@ def _open(comm: Any) -> Channel:
         if not channel.alone:
             state(Threads).start(True)
         return channel
-    members = _all_come(comm)
+    failure.install()
+    failure.register_mpi()
+    failure.enter(FIRST_CALL)
+    members = members_of(comm)
+    request, background = comm.Ibarrier(), state(Background)
+
+    def come() -> bool:
+        for serve in background:
+            serve()
+        return bool(request.Test())
+
+    wait_until(come, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
     peers = Peers(comm, rank := comm.Get_rank())
     if peers.apart and rank == 0:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
@@ -243,37 +254,14 @@ def _open(comm: Any) -> Channel:
     return channel
 
 
-def _all_come(comm: Any) -> list[int]:
-    """Collective: sleeps until all ranks of it are here. Returns: as `members_of`."""
-    failure.install()
-    failure.register_mpi()
-    failure.enter(FIRST_CALL)
-    members = members_of(comm)
-    request, background = comm.Ibarrier(), state(Background)
-
-    def come() -> bool:
-        for serve in background:
-            serve()
-        return bool(request.Test())
-
-    wait_until(come, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
-    return members
-
-
-def open_teams(k: int, comm: Any = None) -> None:
+def open_teams(k: int, comm: Comm = None) -> None:
     """Collective: each `k` neighbours become a team, for one environment. The first of each is a worker.
 
     From then on the workers are the world. The others, members of the teams, are not in it, and make no calls.
-    Args: comm: of all teams; None: COMM_WORLD.
     """
-    from mpi4py import MPI
-
-    role, kept, everyone = state(Role), state(Kept), world()
-    check_launcher(MPI.Get_library_version(), everyone.Get_size() if everyone else 1)
-    comm, state(failure.FailureState).leave = comm or everyone, _leave_all
-    _all_come(comm)
-    n, (number, member) = comm.Get_size() // k, divmod(comm.Get_rank(), k)
-    role.team, workers = comm.Split(number, member), comm.Split(member > 0, number)
+    role, kept, everyone = state(Role), state(Kept), channel_of(comm).comm
+    n, (number, member) = everyone.Get_size() // k, divmod(everyone.Get_rank(), k)
+    role.team, workers, kept.world = everyone.Split(number, member), everyone.Split(member > 0, number), None
     role.place = (n + number * (k - 1) + member - 1 if member else number), n
     role.name = f"member {member} of worker {number}" if member else f"worker {number}"
     if not member:

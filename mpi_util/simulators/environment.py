@@ -30,20 +30,17 @@ def simulator(
     Args:
         make_env: makes this rank's part, given the team's communicator if it has a parameter. For another environment
             of the worker: the same object, or one that pickle takes.
-        command: starts `python -m mpi_util.serve`, on this machine; words, or one string.
+        command: starts `python -m mpi_util.serve`, on this machine; words, or one string. cwd: its folder.
         timeout: seconds for a step or a reset. Then a command is ended, and the call raises; a team's job ends.
         pause: stop the command's processes (SIGSTOP) while they are not called. False: they are on other hosts.
-        cwd: the command's folder.
         log_dir: folder for a file of each member, or command, with what it prints. None: that is dropped.
 
-    Returns:
-        On a worker, an object with the attributes and methods of its first rank's environment; a Gymnasium environment
-        if that is one.
+    Returns: the first rank's environment; a Gymnasium environment if that is one.
 
     Raises:
         UsageError: wrong arguments; a command that cannot be started; what `make_env` makes is no environment.
-        SimulatorError: in later calls too: a member or a served environment has failed, or the command has ended, or
-            was not done in time. An error on the worker's own rank is raised as it is.
+        SimulatorError: in later calls too: a member, or a command, has failed, has ended, or was not done in time. An
+            error on the worker's own rank is raised as it is.
     """
     if (make_env is None) == (command is None):
         raise UsageError("simulator takes make_env, for ranks of this job, or command=, which starts a program")

@@ -1,8 +1,7 @@
 """Programs that a worker starts, in its process: any (`solver`), or one that serves an environment (`Process`)."""
 
 import contextlib
-import ctypes  # noqa: F401  # what `_begin` calls must not import it, between fork and exec
-import functools
+import ctypes  # noqa: F401  # else `die_with_parent` would import it, between fork and exec
 import itertools
 import math
 import os
@@ -52,49 +51,48 @@ numbers = itertools.count(1)  # of the programs that this process has started
 def solver(command: str | Sequence[str], nprocs: int | None = None, *, cwd: Path_ = None, log_dir: Path_ = None) -> Any:
     """Starts a program, such as an MPI solver, and does not wait for it. Not collective.
 
-    It gets this worker's share of the machine's cores, and no variables of mpi_fork and MPI. With all that it starts it
-    ends with this rank at the latest, or when nothing refers to what is returned.
+    It gets this worker's share of the cores, and no variables of mpi_fork and MPI. All that it starts ends with this
+    rank at the latest, or when nothing refers to what is returned.
 
     Args:
-        command: words, or one string.
+        command: words, or one string. cwd: its folder. log_dir: a folder for what it prints, worker-0-simulator-1.txt.
         nprocs: so many ranks of it, by this job's MPI. None: the command as it is, as `mpirun -np 4 x` of another MPI.
-        cwd: folder in which it runs.
-        log_dir: folder for a file of what it prints. None: only the last lines are kept.
 
     Returns: a subprocess.Popen, of which terminate, kill and send_signal are for all its processes. Besides: `pause()`
         (SIGSTOP), `resume()`, and `tail()`, the last lines that it has printed.
 
     Raises: UsageError: it cannot be started. LaunchError: with `nprocs`: there is no launcher.
     """
-    words = _words(command)
     if nprocs is None:
-        return Solver(words, cwd, log_dir, {})
+        return Solver(command, cwd, log_dir, {})
     family, launcher = find_launcher()
-    words = [launcher, "-n", str(whole_number("solver: nprocs", nprocs, 1)), *family.options(False, False), *words]
-    return Solver(words, cwd, log_dir, {name: os.environ[name] for name in os.environ if name.startswith("MPI4PY_")})
-
-
-def _words(command: str | Sequence[str]) -> list[str]:
-    return shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+    launch = [launcher, "-n", str(whole_number("solver: nprocs", nprocs, 1)), *family.options(False, False)]
+    more = {name: os.environ[name] for name in os.environ if name.startswith("MPI4PY_")}
+    return Solver(command, cwd, log_dir, more, launch)
 
 
 class Solver(subprocess.Popen[bytes]):
-    """As `solver` returns it. Args: more: variables."""
+    """As `solver` returns it. Args: more: variables. launch: words before the command."""
 
-    def __init__(self, words: list[str], cwd: Path_, log_dir: Path_, more: Mapping[str, str]):
+    def __init__(
+        self, command: str | Sequence[str], cwd: Path_, log_dir: Path_, more: Mapping[str, str],
+        launch: Sequence[str] = (),
+    ):  # fmt: skip
+        words = [*launch, *(shlex.split(command) if isinstance(command, str) else map(os.fspath, command))]
+        self.command = shlex.join(words)
         self._paused, self._mark, self.log_dir = list[int](), secrets.token_hex(8), log_dir
         path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log: Any = open(path, "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
-        own = {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
+        cores, own = _share(), {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
         try:
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
                 stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=functools.partial(_begin, _share()),
+                preexec_fn=lambda: (reap.die_with_parent(), os.sched_setaffinity(0, cores)),
             )  # fmt: skip
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            raise UsageError(f"{shlex.join(words)} cannot be started: {error}") from None
+            raise UsageError(f"{self.command} cannot be started: {error}") from None
         weakref.finalize(self, reap.kill_processes, self._mark, _MARK)
 
     def pause(self) -> None:
@@ -124,12 +122,6 @@ class Solver(subprocess.Popen[bytes]):
         return "\n".join(text.splitlines()[-_LAST_LINES:])
 
 
-def _begin(cores: set[int]) -> None:
-    """In the new process, before the program."""
-    reap.die_with_parent()
-    os.sched_setaffinity(0, cores)
-
-
 def _share() -> set[int]:
     """This worker's cores of those that the workers of its machine share."""
     cores, channel = sorted(os.sched_getaffinity(0)), state(Kept).world
@@ -143,13 +135,13 @@ class Process:
     """A program that serves one environment. Args: as of `simulator`."""
 
     def __init__(self, command: str | Sequence[str], pause: bool, cwd: Path_, log_dir: Path_):
-        words, (name, mine, its) = _words(command), (secrets.token_hex(16) for _ in range(3))
-        self._name = f"the simulator of worker {rank()} ({shlex.join(words):.200})"
+        name, mine, its = (secrets.token_hex(16) for _ in range(3))
         self._calls, self._idle_since, self._turn, self._ended = 0, math.inf, threading.Lock(), ""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"\0{name}")  # an abstract one: it leaves no file
             listener.listen()
-            self.solver = Solver(words, cwd, log_dir, {ADDRESS: f"{name} {its} {mine}"})
+            self.solver = Solver(command, cwd, log_dir, {ADDRESS: f"{name} {its} {mine}"})
+            self._name = f"the simulator of worker {rank()} ({self.solver.command:.200})"
             self._wire = self._accepted(listener, mine, its)
         threading.Thread(target=_look_after, args=(weakref.ref(self), pause), daemon=True).start()
 
@@ -167,11 +159,7 @@ class Process:
 
     def make(self, _: object) -> tuple[int, Any]:
         """(number, facts) of its environment."""
-        try:
-            return 0, self.call(Request(0, "making its environment", "make", args=[None]))
-        except SimulatorError:
-            self.solver.kill()
-            raise
+        return 0, self.call(Request(0, "making its environment", "make", args=[None]))
 
     def call(self, request: Request, limit: float | None = None) -> Any:
         """Makes a call there. Returns: its result. Args: limit: seconds until it is ended."""
@@ -220,7 +208,7 @@ class Process:
         self.solver.kill()  # and what it has left behind
 
     def look(self, pause: bool) -> bool:
-        """To be called often: pauses it when it has not been called for a while. False: it has ended."""
+        """Pauses it if it has not been called for a while. False: it has ended."""
         if not self.solver.log_dir and os.fstat(self.solver.log.fileno()).st_size > _MOST_KEPT_BYTES:
             self.solver.log.truncate(0)
         with self._turn:

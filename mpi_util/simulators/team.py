@@ -5,19 +5,20 @@ is the worker's, which may catch it, if all ranks come to the end of the call. O
 environment ends the job.
 """
 
-import importlib
 import inspect
 import itertools
 import math
 import os
+import pkgutil
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ..collectives.channel import Kept
+from ..collectives.messages import DATA, packed
 from ..errors import MpiUtilError, RankLeftError, SimulatorError, UsageError
 from ..ranks import failure
 from ..ranks.identity import Role, in_child_of_rank, rank, world
@@ -67,7 +68,7 @@ class Team:
 
     def call(self, request: Request, limit: float | None = None) -> Any:
         """On the worker: makes a call on all ranks. Returns: its own result. Args: limit: seconds; then all ends."""
-        late = f"is not done with {request.doing} after {limit} s: a rank of it hangs"
+        late = f"is not done with {request.doing} after {limit or 0:g} s: a rank of it hangs"
         timer = threading.Timer(limit or 0, failure.fail, [f"mpi_util: the environment of worker {rank()} {late}"])
         timer.daemon = True
         if limit:
@@ -130,9 +131,9 @@ class Team:
         self._send([0], "")
         return self._next()
 
-    def _send(self, ranks: Iterable[int], data: Any) -> None:
-        for k in ranks:
-            self._messages.send(k, data)
+    def _send(self, ranks: Collection[int], data: Any) -> None:
+        if ranks:
+            self._messages.post_all(dict.fromkeys(ranks, packed(DATA, (0, data))))
 
     def _next(self, end: float = math.inf) -> Any:
         """On a member: the worker's next message; None at time `end`."""
@@ -161,31 +162,23 @@ class Team:
 
 
 def _made(make: Any) -> Any:
-    if isinstance(make, str):
-        module, _, function = make.partition(":")
-        try:
-            make = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UsageError(f"{make} makes no environment: {error}; give module:function") from None
     try:
-        given = [p for p in inspect.signature(make).parameters.values() if p.default is p.empty and p.kind < 2]
-    except (TypeError, ValueError):  # of a class in C
-        given = []
-    env = make(_communicator()) if given else make()
+        make = pkgutil.resolve_name(make) if isinstance(make, str) else make
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{make} makes no environment: {error}; give module:function") from None
+    given: list[Any] = []
+    if any(p.default is p.empty and p.kind < 2 for p in inspect.signature(make).parameters.values()):
+        world()  # starts MPI, where a launcher has started this process
+        from mpi4py import MPI
+
+        given = [state(Role).team or MPI.COMM_SELF]
+    env = make(*given)
     if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
         raise UsageError(f"make_env returned {env!r:.99}, which is no environment: it has no reset and step")
     return env
 
 
-def _communicator() -> Any:
-    """That of the team; alone, COMM_SELF."""
-    world()  # starts MPI, where a launcher has started this process
-    from mpi4py import MPI
-
-    return state(Role).team or MPI.COMM_SELF
-
-
 def last_lines(error: BaseException) -> str:
     """Of its traceback; an error of this package is its text alone."""
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()
-    return str(error) if isinstance(error, MpiUtilError) else "\n".join(lines[-_LAST_LINES:])
+    lines = [str(error)] if isinstance(error, MpiUtilError) else traceback.format_exc().splitlines()
+    return "\n".join(lines[-_LAST_LINES:])

@@ -64,7 +64,7 @@ class Wire:
         if kind in _MADE_OF:
             gymnasium = framework("gymnasium")
             return getattr(gymnasium.spaces, kind, gymnasium.envs.registration.EnvSpec)(**dict(items))
-        return {"list": list, "tuple": tuple, "dict": dict, "dtype": lambda names: np.dtype(*names)}[kind](items)
+        return np.dtype(items[0]) if kind == "dtype" else {"list": list, "tuple": tuple, "dict": dict}[kind](items)
 
 
 def _plain(x: Any, parts: list[bytes]) -> Any:
