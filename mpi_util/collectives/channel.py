@@ -189,11 +189,6 @@ def channel_of(comm: Comm = None) -> Channel:
 def _find_or_open(comm: Comm) -> Channel:
     check_no_parent()
     kept = state(Kept)
-    if comm is None and kept.team:
-        if kept.world is None:
-            fix = "call mpi_util.simulator(make_env), which does not return there, above the first collective call"
-            raise UsageError(f"{state(Role).name} takes part in no collective call: {fix}")
-        return kept.world
     comm = comm if comm is not None else world()
     if comm is None:
         kept.alone = kept.alone or Channel()
@@ -202,8 +197,11 @@ def _find_or_open(comm: Comm) -> Channel:
 
     state(failure.FailureState).leave = _leave_all
     if kept.team and comm == MPI.COMM_WORLD:
-        raise UsageError("members of the environments' teams are in COMM_WORLD and make no calls; leave comm= out")
-    if comm == MPI.COMM_WORLD:
+        fix = (
+            "call mpi_util.simulator(make_env), which does not return there, above them, and leave comm=COMM_WORLD out"
+        )
+        raise UsageError(f"{state(Role).name}: members of teams take part in no collective calls; {fix}")
+    if comm == world():
         if kept.world is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
             kept.world = _open(comm)

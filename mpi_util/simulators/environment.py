@@ -1,6 +1,7 @@
 """`simulator`: an environment that runs on several ranks, as one environment for its worker; in each rank's process."""
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from ..ranks.identity import Role
 from ..ranks.state import state
 from .process import Path_, Process
 from .team import Request, Team
+
+_numbers = itertools.count()  # of this worker's environments
 
 
 def simulator(
@@ -54,7 +57,9 @@ def simulator(
             calls.serve(make_env, os.path.join(log_dir, name) if log_dir else os.devnull)
     else:
         calls = Process(command, pause, cwd, log_dir)
-    number, facts = calls.make(make_env)
+    calls.make_env, number = calls.make_env or make_env, next(_numbers)
+    given = None if make_env is calls.make_env else make_env
+    facts = calls.call(Request(number, "making its environment", "make", args=[given]))
     kinds = (Simulator, framework("gymnasium").Env) if facts.pop("is_gymnasium") else (Simulator,)
     facts |= {"_calls": calls, "_number": number, "_limit": timeout, "_steps": 0, "_open": True}
     shown: Any = type("Simulator", kinds, {})()
@@ -99,4 +104,4 @@ class Simulator:
         if name.startswith("_") or name in vars(self):
             vars(self)[name] = value
         else:
-            self._call("set", name, value)
+            self._call("call", "__setattr__", name, value)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes  # noqa: F401  # else `die_with_parent` would import it, between fork and exec
+import functools
 import itertools
 import math
 import os
@@ -33,7 +34,7 @@ from .wire import ADDRESS, Wire
 _MARK = "MPI_UTIL_SIMULATOR"  # variable by which the processes of one program are known
 # what says to a program that it is this rank, which job's, or which step's of Slurm
 _NOT_FOR_IT = re.compile(
-    rf"{FOR_RANKS.pattern}|(HYDRA|MPI4PY|MPIEXEC)_|MPI_UTIL_(?!(JOB|RANK_PID)$)|SLURM_(?!JOB|CONF|CLUSTER)"
+    rf"{FOR_RANKS.pattern}|(HYDRA|MPIEXEC)_|MPI_UTIL_(?!(JOB|RANK_PID)$)|SLURM_(?!JOB|CONF|CLUSTER)"
 )
 # launchers start its ranks here, more than cores too, and bind none: Open MPI's would bind those of each to core 0
 _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
@@ -67,8 +68,7 @@ def solver(command: str | Sequence[str], nprocs: int | None = None, *, cwd: Path
         return Solver(command, cwd, log_dir, {})
     family, launcher = find_launcher()
     launch = [launcher, "-n", str(whole_number("solver: nprocs", nprocs, 1)), *family.options(False, False)]
-    more = {name: os.environ[name] for name in os.environ if name.startswith("MPI4PY_")}
-    return Solver(command, cwd, log_dir, more, launch)
+    return Solver(command, cwd, log_dir, {}, launch)
 
 
 class Solver(subprocess.Popen[bytes]):
@@ -84,12 +84,12 @@ class Solver(subprocess.Popen[bytes]):
         path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.log: Any = open(path, "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
-        cores, own = _share(), {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
+        own = {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
         try:
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
                 stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=lambda: (reap.die_with_parent(), os.sched_setaffinity(0, cores)),
+                preexec_fn=functools.partial(_begin, _share()),
             )  # fmt: skip
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
             raise UsageError(f"{self.command} cannot be started: {error}") from None
@@ -122,6 +122,11 @@ class Solver(subprocess.Popen[bytes]):
         return "\n".join(text.splitlines()[-_LAST_LINES:])
 
 
+def _begin(cores: set[int]) -> None:
+    reap.die_with_parent()
+    os.sched_setaffinity(0, cores)
+
+
 def _share() -> set[int]:
     """This worker's cores of those that the workers of its machine share."""
     cores, channel = sorted(os.sched_getaffinity(0)), state(Kept).world
@@ -134,9 +139,11 @@ def _share() -> set[int]:
 class Process:
     """A program that serves one environment. Args: as of `simulator`."""
 
+    make_env: Any = None  # it knows itself what it makes
+
     def __init__(self, command: str | Sequence[str], pause: bool, cwd: Path_, log_dir: Path_):
         name, mine, its = (secrets.token_hex(16) for _ in range(3))
-        self._calls, self._idle_since, self._turn, self._ended = 0, math.inf, threading.Lock(), ""
+        self._calls, self.idle_since, self.turn, self.ended = 0, math.inf, threading.Lock(), ""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"\0{name}")  # an abstract one: it leaves no file
             listener.listen()
@@ -157,65 +164,46 @@ class Process:
             elif self.solver.poll() is not None:
                 self._fail("has ended", "its start")
 
-    def make(self, _: object) -> tuple[int, Any]:
-        """(number, facts) of its environment."""
-        return 0, self.call(Request(0, "making its environment", "make", args=[None]))
-
     def call(self, request: Request, limit: float | None = None) -> Any:
         """Makes a call there. Returns: its result. Args: limit: seconds until it is ended."""
-        if self._ended:
-            raise SimulatorError(f"{self._ended}\nit cannot be called any more")
-        with self._turn:
-            self._calls, self._idle_since = self._calls + 1, math.inf
+        if self.ended:
+            raise SimulatorError(f"{self.ended}\nit cannot be called any more")
+        with self.turn:
+            self._calls, self.idle_since = self._calls + 1, math.inf
             self.solver.resume()
-        try:
-            answer, *rest = self._answer(request, limit)
-        finally:
-            if request.name == "close":
-                self._close()
-            self._idle_since = time.monotonic()
-        if answer == "result":
-            return rest[0]
-        if (request.what, rest[0]) == ("get", "AttributeError"):
-            raise AttributeError(request.name)
-        raise SimulatorError(f"{self._name} failed in {request.doing}:{_set_off(rest[1])}")
-
-    def _answer(self, request: Request, limit: float | None) -> Any:
         number = 0
         try:
             self._wire.send(self._calls, request)
             while number != self._calls:  # else left by a call that was interrupted
                 if not wait([self._wire.connection], limit):
                     self._fail(f"was not done after {limit:g} s, and was ended", request.doing, 0.0)
-                number, what = self._wire.receive()
+                number, (answer, *rest) = self._wire.receive()
         except (EOFError, OSError):
             self._fail("has ended", request.doing)
-        return what
+        finally:
+            if request.name == "close":
+                self._close()
+            self.idle_since = time.monotonic()
+        if answer == "result":
+            return rest[0]
+        if (request.what, rest[0]) == ("get", "AttributeError"):
+            raise AttributeError(request.name)
+        raise SimulatorError(f"{self._name} failed in {request.doing}:{_set_off(rest[1])}")
 
     def _fail(self, what: str, doing: str, patience_s: float = _LAST_WORDS_S) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.solver.wait(patience_s)
             what += f" with status {code}" if code >= 0 else f" by signal {-code}"
         self.solver.kill()
-        self._ended = f"{self._name} {what}, in {doing}; it said last:{_set_off(self.solver.tail() or '(nothing)')}"
-        raise SimulatorError(self._ended)
+        self.ended = f"{self._name} {what}, in {doing}; it said last:{_set_off(self.solver.tail() or '(nothing)')}"
+        raise SimulatorError(self.ended)
 
     def _close(self) -> None:
-        self._ended = self._ended or f"{self._name} was closed"
+        self.ended = self.ended or f"{self._name} was closed"
         self._wire.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.solver.wait(_END_S)
         self.solver.kill()  # and what it has left behind
-
-    def look(self, pause: bool) -> bool:
-        """Pauses it if it has not been called for a while. False: it has ended."""
-        if not self.solver.log_dir and os.fstat(self.solver.log.fileno()).st_size > _MOST_KEPT_BYTES:
-            self.solver.log.truncate(0)
-        with self._turn:
-            if pause and not self._ended and time.monotonic() - self._idle_since > _IDLE_S:
-                self._idle_since = math.inf
-                self.solver.pause()
-        return not self._ended
 
 
 def _set_off(text: str) -> str:
@@ -223,6 +211,13 @@ def _set_off(text: str) -> str:
 
 
 def _look_after(process: "weakref.ref[Process]", pause: bool) -> None:
-    while (here := process()) and here.look(pause):
+    """Until it has ended: pauses it when it has not been called for a while."""
+    while (here := process()) and not here.ended:
+        if not here.solver.log_dir and os.fstat(here.solver.log.fileno()).st_size > _MOST_KEPT_BYTES:
+            here.solver.log.truncate(0)
+        with here.turn:
+            if pause and not here.ended and time.monotonic() - here.idle_since > _IDLE_S:
+                here.idle_since = math.inf
+                here.solver.pause()
         del here
         time.sleep(_IDLE_S)

@@ -6,7 +6,6 @@ environment ends the job.
 """
 
 import inspect
-import itertools
 import math
 import os
 import pkgutil
@@ -36,7 +35,7 @@ class Request(NamedTuple):
 
     number: int  # of the environment
     doing: str  # for messages
-    what: str  # "make", "get", "set" or "call"
+    what: str  # "make", "get" or "call"
     name: str = ""
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = {}
@@ -58,50 +57,35 @@ class Team:
         self._messages: Any = channel and channel.messages
         self.rank: int = channel.rank if channel else 0
         self._members = range(1, channel.size if channel else 1)
-        self._made, self._numbers = dict[int, Any](), itertools.count()
-
-    def make(self, make_env: Any) -> tuple[int, Any]:
-        """On the worker: (number, facts) of a new environment."""
-        self.make_env, number = self.make_env or make_env, next(self._numbers)
-        given = None if make_env is self.make_env else make_env
-        return number, self.call(Request(number, "making its environment", "make", args=[given]))
+        self._made: dict[int, Any] = {}
 
     def call(self, request: Request, limit: float | None = None) -> Any:
         """On the worker: makes a call on all ranks. Returns: its own result. Args: limit: seconds; then all ends."""
         late = f"is not done with {request.doing} after {limit or 0:g} s: a rank of it hangs"
         timer = threading.Timer(limit or 0, failure.fail, [f"mpi_util: the environment of worker {rank()} {late}"])
         timer.daemon = True
-        if limit:
-            timer.start()
-        try:
-            return self._call(request)
-        finally:
-            timer.cancel()
-
-    def _call(self, request: Request) -> Any:
+        timer.start() if limit else None
         where = {"phase": "simulator"} | state(failure.FailureState).where | {"simulator": request.doing}
         self._send(self._members, (where, request))
         try:
             result = self._perform(request)
+            failed = self._failed(request)
         except Exception as error:
             with failure.during(**where):
                 if self._failed(request, time.perf_counter() + _GIVE_UP_S) is None:  # they wait, in the environment
                     sys.excepthook(type(error), error, error.__traceback__)
                 raise
-        for k, text in (self._failed(request) or {}).items():
+        finally:
+            timer.cancel()
+        for k, text in (failed or {}).items():
             raise SimulatorError(f"member {k} of worker {rank()} failed in {request.doing}:\n{text}")
         return result
 
     def _failed(self, request: Request, end: float = math.inf) -> dict[int, str] | None:
         """Takes the members' answers. Returns: the errors, by member; None: some have not come at time `end`."""
-        answers = dict[int, str]()
-        for k in self._members:
-            try:
-                answers[k] = self._messages.receive(k, request.doing, end=end)
-            except RankLeftError:
-                raise SimulatorError(f"member {k} of worker {rank()} has ended, in {request.doing}") from None
-            if answers[k] is None:
-                return None
+        answers = {k: self._messages.receive(k, request.doing, end=end) for k in self._members}
+        if None in answers.values():
+            return None
         failed = {k: text for k, text in answers.items() if text}
         self._send(failed, ())
         return failed
@@ -114,22 +98,18 @@ class Team:
         os.dup2(fd := os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
         os.close(fd)
         failure.show_only_errors(keeps_stdout=True)
-        message = self._next()
-        while True:  # (): an error has come to the worker
-            message = self._serve(*message) if message else self._next()
-
-    def _serve(self, where: dict[str, Any], request: Request) -> Any:
-        """Makes a call, and answers. Returns: the worker's next message."""
-        state(failure.FailureState).where = where
-        try:
-            self._perform(request)
-        except Exception as error:
-            self._send([0], last_lines(error))
-            if (message := self._next(time.perf_counter() + _GIVE_UP_S)) is None:
-                raise
-            return message
-        self._send([0], "")
-        return self._next()
+        message: Any = ()
+        while True:
+            state(failure.FailureState).where, request = message or self._next()
+            try:
+                self._perform(request)
+                self._send([0], "")
+                message = ()
+            except Exception as error:
+                self._send([0], last_lines(error))
+                message = self._next(time.perf_counter() + _GIVE_UP_S)  # (): the error has come to the worker
+                if message is None:
+                    raise
 
     def _send(self, ranks: Collection[int], data: Any) -> None:
         if ranks:
@@ -154,8 +134,6 @@ class Team:
             env = self._made[number]
             if what == "get":
                 return (True, None) if callable(value := getattr(env, name)) else (False, value)
-            if what == "set":
-                return setattr(env, name, *args)
             return None if name == "close" and not hasattr(env, name) else getattr(env, name)(*args, **kwargs)
         except SystemExit as error:
             raise RuntimeError("the environment has called sys.exit") from error
