@@ -27,8 +27,7 @@ def simulator(
         env = mpi_util.simulator(command="mpiexec -n 4 python -m mpi_util.serve my_env:make")
 
     With `make_env` all ranks of a team call it. The first, the worker, gets the environment; on the others it does not
-    return: they make each of the worker's calls on theirs, with the same arguments, and end when the worker ends. With
-    `command` the worker alone calls it.
+    return: they make each of the worker's calls on theirs, with the same arguments, and end when the worker ends.
 
     Args:
         make_env: makes this rank's part, given the team's communicator if it has a parameter. For another environment

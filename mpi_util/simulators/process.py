@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes  # noqa: F401  # else `die_with_parent` would import it, between fork and exec
-import functools
 import itertools
 import math
 import os
@@ -17,7 +16,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,9 +37,9 @@ _NOT_FOR_IT = re.compile(
 )
 # launchers start its ranks here, more than cores too, and bind none: Open MPI's would bind those of each to core 0
 _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
+_HERE |= {f"{mpi}_MCA_{choice}": "^slurm" for mpi in ("OMPI", "PRTE") for choice in ("plm", "ras")}
 _HERE |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
-_HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none", "PRTE_MCA_plm": "^slurm", "PRTE_MCA_ras": "^slurm"}
-_HERE |= {"OMPI_MCA_plm": "^slurm", "OMPI_MCA_ras": "^slurm"}
+_HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none"}
 _LAST_LINES, _LAST_BYTES, _MOST_KEPT_BYTES = 10, 4096, 64 << 20
 _IDLE_S = 0.02  # without a call, after which it is paused; longer than between two steps of a rollout
 _STUCK_S, _LAST_WORDS_S, _END_S = 30, 1.0, 5.0
@@ -64,21 +63,18 @@ def solver(command: str | Sequence[str], nprocs: int | None = None, *, cwd: Path
 
     Raises: UsageError: it cannot be started. LaunchError: with `nprocs`: there is no launcher.
     """
-    if nprocs is None:
-        return Solver(command, cwd, log_dir, {})
-    family, launcher = find_launcher()
-    launch = [launcher, "-n", str(whole_number("solver: nprocs", nprocs, 1)), *family.options(False, False)]
-    return Solver(command, cwd, log_dir, {}, launch)
+    return Solver(command, nprocs, cwd, log_dir)
 
 
 class Solver(subprocess.Popen[bytes]):
-    """As `solver` returns it. Args: more: variables. launch: words before the command."""
+    """As `solver` returns it. Args: more: variables."""
 
-    def __init__(
-        self, command: str | Sequence[str], cwd: Path_, log_dir: Path_, more: Mapping[str, str],
-        launch: Sequence[str] = (),
-    ):  # fmt: skip
-        words = [*launch, *(shlex.split(command) if isinstance(command, str) else map(os.fspath, command))]
+    def __init__(self, command: str | Sequence[str], nprocs: int | None, cwd: Path_, log_dir: Path_, **more: str):
+        words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+        if nprocs is not None:
+            family, launcher = find_launcher()
+            n = str(whole_number("solver: nprocs", nprocs, 1))
+            words = [launcher, "-n", n, *family.options(False, False), *words]
         self.command = shlex.join(words)
         self._paused, self._mark, self.log_dir = list[int](), secrets.token_hex(8), log_dir
         path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")
@@ -89,7 +85,7 @@ class Solver(subprocess.Popen[bytes]):
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
                 stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=functools.partial(_begin, _share()),
+                preexec_fn=_begin,
             )  # fmt: skip
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
             raise UsageError(f"{self.command} cannot be started: {error}") from None
@@ -122,32 +118,26 @@ class Solver(subprocess.Popen[bytes]):
         return "\n".join(text.splitlines()[-_LAST_LINES:])
 
 
-def _begin(cores: set[int]) -> None:
+def _begin() -> None:
+    """In the new process: it gets this worker's cores of those that the workers of its machine share."""
     reap.die_with_parent()
-    os.sched_setaffinity(0, cores)
-
-
-def _share() -> set[int]:
-    """This worker's cores of those that the workers of its machine share."""
     cores, channel = sorted(os.sched_getaffinity(0)), state(Kept).world
     machine, mine = (channel.machine, channel.rank) if channel else ([0], 0)
     here = [k for k, lowest in enumerate(machine) if lowest == machine[mine]]
     first, last = (i * len(cores) // len(here) for i in (here.index(mine), here.index(mine) + 1))
-    return {*cores[first:last]} or {cores[first % len(cores)]}
+    os.sched_setaffinity(0, cores[first:last] or cores[first % len(cores) :][:1])
 
 
 class Process:
     """A program that serves one environment. Args: as of `simulator`."""
 
-    make_env: Any = None  # it knows itself what it makes
-
     def __init__(self, command: str | Sequence[str], pause: bool, cwd: Path_, log_dir: Path_):
         name, mine, its = (secrets.token_hex(16) for _ in range(3))
-        self._calls, self.idle_since, self.turn, self.ended = 0, math.inf, threading.Lock(), ""
+        self.make_env, self._calls, self.idle_since, self.turn, self.ended = None, 0, math.inf, threading.Lock(), ""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"\0{name}")  # an abstract one: it leaves no file
             listener.listen()
-            self.solver = Solver(command, cwd, log_dir, {ADDRESS: f"{name} {its} {mine}"})
+            self.solver = Solver(command, None, cwd, log_dir, **{ADDRESS: f"{name} {its} {mine}"})
             self._name = f"the simulator of worker {rank()} ({self.solver.command:.200})"
             self._wire = self._accepted(listener, mine, its)
         threading.Thread(target=_look_after, args=(weakref.ref(self), pause), daemon=True).start()

@@ -5,6 +5,7 @@ is the worker's, which may catch it, if all ranks come to the end of the call. O
 environment ends the job.
 """
 
+import contextlib
 import inspect
 import math
 import os
@@ -99,28 +100,23 @@ class Team:
         os.close(fd)
         failure.show_only_errors(keeps_stdout=True)
         message: Any = ()
-        while True:
-            state(failure.FailureState).where, request = message or self._next()
-            try:
-                self._perform(request)
-                self._send([0], "")
-                message = ()
-            except Exception as error:
-                self._send([0], last_lines(error))
-                message = self._next(time.perf_counter() + _GIVE_UP_S)  # (): the error has come to the worker
-                if message is None:
-                    raise
+        with contextlib.suppress(RankLeftError):  # the worker has ended
+            while True:
+                state(failure.FailureState).where, request = message or self._messages.receive(0, "simulator")
+                try:
+                    self._perform(request)
+                    self._send([0], "")
+                    message = ()
+                except Exception as error:
+                    self._send([0], last_lines(error))
+                    message = self._messages.receive(0, "simulator", end=time.perf_counter() + _GIVE_UP_S)
+                    if message is None:  # else (), the error has come to the worker, or its next call
+                        raise
+        sys.exit()
 
     def _send(self, ranks: Collection[int], data: Any) -> None:
         if ranks:
             self._messages.post_all(dict.fromkeys(ranks, packed(DATA, (0, data))))
-
-    def _next(self, end: float = math.inf) -> Any:
-        """On a member: the worker's next message; None at time `end`."""
-        try:
-            return self._messages.receive(0, "simulator", end=end)
-        except RankLeftError:
-            sys.exit()
 
     def _perform(self, request: Request) -> Any:
         """Returns: of "make" the facts, of "get" (is it a method?, else the value), of "call" the result."""
@@ -128,9 +124,8 @@ class Team:
         try:
             if what == "make":
                 env = self._made[number] = _made(args[0] or self.make_env)
-                gymnasium = sys.modules.get("gymnasium")
                 facts = {fact: getattr(env, fact, None) for fact in _FACTS}
-                return facts | {"is_gymnasium": gymnasium is not None and isinstance(env, gymnasium.Env)}
+                return facts | {"is_gymnasium": any(each.__module__ == "gymnasium.core" for each in type(env).__mro__)}
             env = self._made[number]
             if what == "get":
                 return (True, None) if callable(value := getattr(env, name)) else (False, value)
