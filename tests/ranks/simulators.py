@@ -89,6 +89,7 @@ def fault(name, rank=k - 1, **more):
 def shares():
     """What members, or a paused program, use of a core while rank 0 does something else."""
     env = simulator()
+    env.spin() if coupling == "process" else None
     before = env.cpu_s()
     time.sleep(SLEEP_S)
     shares = [(after - begun) / SLEEP_S for begun, after in zip(before, env.cpu_s())]

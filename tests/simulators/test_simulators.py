@@ -76,6 +76,13 @@ def test_an_error_that_all_ranks_have_can_be_caught(coupling):
     assert f"raised {raised}" in out and "the solver diverged" in out and out.endswith("played 4\n"), out
 
 
+@pytest.mark.parametrize("coupling", ["team", "process"])
+def test_an_error_of_a_member_alone_can_be_caught(coupling):
+    out = play(2 if coupling == "team" else 1, 2, coupling, "fault", "afterwards").out
+    assert out.startswith("raised SimulatorError") and "member 1 of worker 0 failed in step 2" in out, out
+    assert "the solver diverged" in out and out.endswith("played 4\n"), out
+
+
 @pytest.mark.slow_if(inner="openmpi")
 @pytest.mark.parametrize("inner", ["mpich", "openmpi"])
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_members_sleep(mpi):
 
 @pytest.mark.parametrize("inner", ["mpich", "openmpi"])
 def test_a_program_that_is_not_called_is_paused(inner):
-    assert max(json.loads(play(1, 2, "process", "shares", inner=inner).out)) <= 0.01
+    assert max(json.loads(play(1, 2, "process", "shares", inner=inner).out)) <= 0.05  # without pause 0.3 or more
 
 
 def test_a_solver_is_paused_and_ended():
