@@ -4,6 +4,7 @@ The first rank speaks to the worker that has started them, and makes each call w
 """
 
 import argparse
+import contextlib
 import os
 import socket
 from typing import Any
@@ -14,7 +15,7 @@ from .ranks import failure
 from .ranks.identity import Role, under_launcher, world
 from .ranks.state import state
 from .simulators.team import Request, Team, last_lines
-from .simulators.wire import ADDRESS, HALF, KEY, KIND, Wire
+from .simulators.wire import ADDRESS, Wire
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     failure.install()
     if ADDRESS not in os.environ:
         raise UsageError("mpi_util.serve is for the command of mpi_util.simulator(command=...)")
-    name, key = os.environ.pop(ADDRESS), bytes.fromhex(os.environ.pop(KEY))
+    name, *key = os.environ.pop(ADDRESS).split()
     everyone: Any = world()
     if (size := options.ranks or state(Role).size) > 1 and under_launcher():
         open_teams(size, everyone.Create_group(everyone.Get_group().Incl(range(size))) if options.ranks else None)
@@ -34,27 +35,17 @@ def main() -> None:
     team = state(Team)
     if team.rank:
         team.serve(options.make)
-    team.environments.make = options.make
-    with socket.socket(*KIND) as sock:
+    team.make_env = options.make
+    with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(f"\0{name}")
-        if (wire := Wire(sock)).prove(key[:HALF], key[HALF:]):
-            serve(wire, team)
-
-
-def serve(wire: Wire, team: Team) -> None:
-    while True:
-        try:
+        wire = Wire(sock, *key)
+    with contextlib.suppress(EOFError, OSError):  # of the wire: the worker has ended
+        while True:
             number, what = wire.receive()
-        except EOFError:
-            return
-        try:
-            answer: list[Any] = ["result", team.call(Request(*what))]
-        except (Exception, SystemExit) as error:
-            answer = ["error", type(error).__name__, last_lines(error)]
-        try:
-            wire.send(number, answer)
-        except UsageError as error:  # of a result that cannot travel
-            wire.send(number, ["error", "UsageError", str(error)])
+            try:
+                wire.send(number, ["result", team.call(Request(*what))])
+            except Exception as error:
+                wire.send(number, ["error", type(error).__name__, last_lines(error)])
 
 
 if __name__ == "__main__":

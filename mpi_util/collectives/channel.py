@@ -189,11 +189,6 @@ def channel_of(comm: Comm = None) -> Channel:
 def _find_or_open(comm: Comm) -> Channel:
     check_no_parent()
     kept = state(Kept)
-    if comm is None and kept.team:
-        if kept.world is None:
-            fix = "call mpi_util.simulator(make_env), which does not return there, above the first collective call"
-            raise UsageError(f"{state(Role).name} takes part in no collective call: {fix}")
-        return kept.world
     comm = comm if comm is not None else world()
     if comm is None:
         kept.alone = kept.alone or Channel()
@@ -202,8 +197,11 @@ def _find_or_open(comm: Comm) -> Channel:
 
     state(failure.FailureState).leave = _leave_all
     if kept.team and comm == MPI.COMM_WORLD:
-        raise UsageError("members of the environments' teams are in COMM_WORLD and make no calls; leave comm= out")
-    if comm == MPI.COMM_WORLD:
+        fix = (
+            "call mpi_util.simulator(make_env), which does not return there, above them, and leave comm=COMM_WORLD out"
+        )
+        raise UsageError(f"{state(Role).name}: members of teams take part in no collective calls; {fix}")
+    if comm == world():
         if kept.world is None:
             check_launcher(MPI.Get_library_version(), comm.Get_size())
             kept.world = _open(comm)
@@ -226,7 +224,18 @@ def _open(comm: Any) -> Channel:
         if not channel.alone:
             state(Threads).start(True)
         return channel
-    members = _all_come(comm)
+    failure.install()
+    failure.register_mpi()
+    failure.enter(FIRST_CALL)
+    members = members_of(comm)
+    request, background = comm.Ibarrier(), state(Background)
+
+    def come() -> bool:
+        for serve in background:
+            serve()
+        return bool(request.Test())
+
+    wait_until(come, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
     peers = Peers(comm, rank := comm.Get_rank())
     if peers.apart and rank == 0:
         slower = "cannot share memory with others of their machine; they use MPI, slower"
@@ -243,37 +252,14 @@ def _open(comm: Any) -> Channel:
     return channel
 
 
-def _all_come(comm: Any) -> list[int]:
-    """Collective: sleeps until all ranks of it are here. Returns: as `members_of`."""
-    failure.install()
-    failure.register_mpi()
-    failure.enter(FIRST_CALL)
-    members = members_of(comm)
-    request, background = comm.Ibarrier(), state(Background)
-
-    def come() -> bool:
-        for serve in background:
-            serve()
-        return bool(request.Test())
-
-    wait_until(come, None, state(Watchdog), awaited=lambda: (members, range(len(members))))
-    return members
-
-
-def open_teams(k: int, comm: Any = None) -> None:
+def open_teams(k: int, comm: Comm = None) -> None:
     """Collective: each `k` neighbours become a team, for one environment. The first of each is a worker.
 
     From then on the workers are the world. The others, members of the teams, are not in it, and make no calls.
-    Args: comm: of all teams; None: COMM_WORLD.
     """
-    from mpi4py import MPI
-
-    role, kept, everyone = state(Role), state(Kept), world()
-    check_launcher(MPI.Get_library_version(), everyone.Get_size() if everyone else 1)
-    comm, state(failure.FailureState).leave = comm or everyone, _leave_all
-    _all_come(comm)
-    n, (number, member) = comm.Get_size() // k, divmod(comm.Get_rank(), k)
-    role.team, workers = comm.Split(number, member), comm.Split(member > 0, number)
+    role, kept, everyone = state(Role), state(Kept), channel_of(comm).comm
+    n, (number, member) = everyone.Get_size() // k, divmod(everyone.Get_rank(), k)
+    role.team, workers, kept.world = everyone.Split(number, member), everyone.Split(member > 0, number), None
     role.place = (n + number * (k - 1) + member - 1 if member else number), n
     role.name = f"member {member} of worker {number}" if member else f"worker {number}"
     if not member:

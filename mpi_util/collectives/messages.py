@@ -140,13 +140,15 @@ class Messages:
         """Sends something small to these ranks, which call `receive` in the same collective call."""
         self.post_all(dict.fromkeys(ranks, packed(DATA, (self.calls, data))))
 
-    def receive(self, source: int, op: str, serves: bool = False) -> Any:
-        """The next `send` of `source` in this call. MpiUtilError: that has failed, or is in another call.
+    def receive(self, source: int, op: str, serves: bool = False, end: float = math.inf) -> Any:
+        """The next `send` of `source` in this call; None at time `end`. MpiUtilError: it failed, or is in another call.
 
         Args: serves: the program of `source` may have ended: while it waits for the other ranks it still answers.
         """
         while source not in self.ended or (serves and not self.ended[source][0]):
-            _, message = self.next([source], serves=serves)
+            _, message = self.next([source], end=end, serves=serves)
+            if not message:
+                return None
             kind, payload = opened(message)
             if kind == LEAVE:
                 self.ended[source] = payload

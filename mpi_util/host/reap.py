@@ -45,7 +45,6 @@ _EXITING = 0x4  # PF_EXITING of linux/sched.h
 def belongs(pid: int, job_dir: str, variable: str = JOB_VARIABLE) -> bool:
     """True if a living process is one of this job's and this user's: another user's may only pretend to be.
 
-    Args: variable: whose value marks them; it may be that of processes within a job.
     A process within execve shows no environment, so this waits for its end.
     """
     proc, deadline = Path(f"/proc/{pid}"), time.monotonic() + _EXEC_PATIENCE_S

@@ -59,9 +59,8 @@ def mpi_fork(
         output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
             prints to stderr then. A `log_dir` gets it.
         exit: the process that has started the ranks ends here, in place of returning "parent".
-        ranks_per_env: each environment runs on so many of the `n` ranks, which must be a multiple of it. The first of
-            them is a worker; `rank`, `nworkers` and all collective calls are of the workers. `simulator` makes the
-            environment, and does not return on the other ranks, the members; there `rank` is `nworkers` or more.
+        ranks_per_env: each environment (`simulator`) runs on so many of the `n` ranks: a worker, and members, whose
+            `rank` is `nworkers` or more. `rank`, `nworkers` and all collective calls are of the workers.
 
     Returns:
         "child" in a rank, and in a process that a rank has started: go on. "parent" in the process that has started the
@@ -93,9 +92,8 @@ def mpi_fork(
             # else JAX takes three quarters of the GPU's memory in each process that opens it
             share = ("XLA_CLIENT_MEM_FRACTION", str(gpu_pct)) if gpu_pct else ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
             os.environ.update([share])
-        # from here on each rank knows when another ends, however early
-        state(Role).ranks_per_env = ranks_per_env or 0
-        open_teams(ranks_per_env) if ranks_per_env and ranks_per_env > 1 else channel_of()
+        state(Role).ranks_per_env = k = ranks_per_env or 0
+        open_teams(k) if k > 1 else channel_of()  # from here on each rank knows when another ends, however early
         state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")

@@ -147,10 +147,7 @@ def forget_launcher(names: re.Pattern[str] = FOR_RANKS) -> None:
 
 
 def world() -> Comm:
-    """MPI.COMM_WORLD if this process is a rank of an MPI job or has started MPI itself; None in a single process.
-
-    On a worker whose environment has several ranks: the communicator of the workers.
-    """
+    """MPI.COMM_WORLD, or of teams the workers, in a rank of an MPI job, or if it has started MPI itself; else None."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if (mpi is None or not mpi.Is_initialized()) and under_launcher() and not in_child_of_rank():
         import mpi4py
@@ -160,24 +157,19 @@ def world() -> Comm:
 
         check_launcher(mpi.Get_library_version())
         mpi.Init_thread(getattr(mpi, f"THREAD_{level.upper()}"))
-    started = mpi is not None and mpi.Is_initialized()
-    return (state(Role).workers or mpi.COMM_WORLD) if started else None
+    return (state(Role).workers or mpi.COMM_WORLD) if mpi is not None and mpi.Is_initialized() else None
 
 
 def rank() -> int:
     """This process's rank in the world; 0 in a single process, and in mpi_fork's parent. Does not start MPI."""
     role = state(Role)
-    if role.place:
-        return role.place[0]
-    return role.rank if role.launcher else (comm.Get_rank() if (comm := world()) else 0)
+    return (role.place or (role.rank, 0))[0] if role.launcher else (comm.Get_rank() if (comm := world()) else 0)
 
 
 def nworkers() -> int:
     """Number of ranks in the world; 1 in a single process. Does not start MPI."""
     role = state(Role)
-    if role.place:
-        return role.place[1]
-    return role.size if role.launcher else comm.Get_size() if (comm := world()) else 1
+    return (role.place or (0, role.size))[1] if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 
 def check_variables() -> None:

@@ -1,7 +1,7 @@
 """`simulator`: an environment that runs on several ranks, as one environment for its worker; in each rank's process."""
 
 import functools
-import math
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +12,8 @@ from ..ranks.identity import Role
 from ..ranks.state import state
 from .process import Path_, Process
 from .team import Request, Team
+
+_numbers = itertools.count()  # of this worker's environments
 
 
 def simulator(
@@ -25,26 +27,22 @@ def simulator(
         env = mpi_util.simulator(command="mpiexec -n 4 python -m mpi_util.serve my_env:make")
 
     With `make_env` all ranks of a team call it. The first, the worker, gets the environment; on the others it does not
-    return: they make each of the worker's calls on theirs, with the same arguments, and end when the worker ends. With
-    `command` the worker alone calls it.
+    return: they make each of the worker's calls on theirs, with the same arguments, and end when the worker ends.
 
     Args:
         make_env: makes this rank's part, given the team's communicator if it has a parameter. For another environment
             of the worker: the same object, or one that pickle takes.
-        command: starts `python -m mpi_util.serve`, on this machine; words, or one string.
+        command: starts `python -m mpi_util.serve`, on this machine; words, or one string. cwd: its folder.
         timeout: seconds for a step or a reset. Then a command is ended, and the call raises; a team's job ends.
         pause: stop the command's processes (SIGSTOP) while they are not called. False: they are on other hosts.
-        cwd: the command's folder.
         log_dir: folder for a file of each member, or command, with what it prints. None: that is dropped.
 
-    Returns:
-        On a worker, an object with the attributes and methods of its first rank's environment; a Gymnasium environment
-        if that is one.
+    Returns: the first rank's environment; a Gymnasium environment if that is one.
 
     Raises:
         UsageError: wrong arguments; a command that cannot be started; what `make_env` makes is no environment.
-        SimulatorError: in later calls too: a member or a served environment has failed, or the command has ended, or
-            was not done in time. An error on the worker's own rank is raised as it is.
+        SimulatorError: in later calls too: a member, or a command, has failed, has ended, or was not done in time. An
+            error on the worker's own rank is raised as it is.
     """
     if (make_env is None) == (command is None):
         raise UsageError("simulator takes make_env, for ranks of this job, or command=, which starts a program")
@@ -58,9 +56,11 @@ def simulator(
             calls.serve(make_env, os.path.join(log_dir, name) if log_dir else os.devnull)
     else:
         calls = Process(command, pause, cwd, log_dir)
-    number, facts = calls.make(make_env)
+    calls.make_env, number = calls.make_env or make_env, next(_numbers)
+    given = None if make_env is calls.make_env else make_env
+    facts = calls.call(Request(number, "making its environment", "make", args=[given]))
     kinds = (Simulator, framework("gymnasium").Env) if facts.pop("is_gymnasium") else (Simulator,)
-    facts |= {"_calls": calls, "_number": number, "_limit": timeout or math.inf, "_steps": 0, "_open": True}
+    facts |= {"_calls": calls, "_number": number, "_limit": timeout, "_steps": 0, "_open": True}
     shown: Any = type("Simulator", kinds, {})()
     vars(shown).update(facts)
     return shown
@@ -70,10 +70,9 @@ class Simulator:
     """What the worker gets. Attributes that begin with _, and the spaces and the like, are this object's own."""
 
     def _call(self, what: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        mine, limit = vars(self), math.inf
+        mine = vars(self)
         doing = f"step {mine['_steps']}" if name == "step" else name
-        if name in ("reset", "step"):
-            limit = mine["_limit"]
+        limit = mine["_limit"] if name in ("reset", "step") else None
         return mine["_calls"].call(Request(mine["_number"], doing, what, name, args, kwargs), limit)
 
     def reset(self, **given: Any) -> Any:
@@ -104,4 +103,4 @@ class Simulator:
         if name.startswith("_") or name in vars(self):
             vars(self)[name] = value
         else:
-            self._call("set", name, value)
+            self._call("call", "__setattr__", name, value)

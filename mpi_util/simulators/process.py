@@ -1,23 +1,23 @@
 """Programs that a worker starts, in its process: any (`solver`), or one that serves an environment (`Process`)."""
 
 import contextlib
-import ctypes  # noqa: F401  # what `_begin` calls must not import it, between fork and exec
-import functools
+import ctypes  # noqa: F401  # else `die_with_parent` would import it, between fork and exec
 import itertools
 import math
 import os
 import re
 import secrets
-import select
 import shlex
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,22 +28,21 @@ from ..launch.launcher import ENVIRONMENT, find_launcher
 from ..ranks.identity import FOR_RANKS, rank
 from ..ranks.state import state
 from .team import Request
-from .wire import ADDRESS, HALF, KEY, KIND, Wire
+from .wire import ADDRESS, Wire
 
 _MARK = "MPI_UTIL_SIMULATOR"  # variable by which the processes of one program are known
 # what says to a program that it is this rank, which job's, or which step's of Slurm
 _NOT_FOR_IT = re.compile(
-    rf"{FOR_RANKS.pattern}|(HYDRA|MPI4PY|MPIEXEC)_|MPI_UTIL_(?!(JOB|RANK_PID)$)"
-    "|SLURM_(STEP|PROCID|LOCALID|NODEID|TASK|NTASKS|NPROCS|GTIDS|SRUN|CPU_BIND|LAUNCH|PMI)"
+    rf"{FOR_RANKS.pattern}|(HYDRA|MPIEXEC)_|MPI_UTIL_(?!(JOB|RANK_PID)$)|SLURM_(?!JOB|CONF|CLUSTER)"
 )
 # launchers start its ranks here, more than cores too, and bind none: Open MPI's would bind those of each to core 0
 _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
+_HERE |= {f"{mpi}_MCA_{choice}": "^slurm" for mpi in ("OMPI", "PRTE") for choice in ("plm", "ras")}
 _HERE |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
-_HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none", "PRTE_MCA_plm": "^slurm", "PRTE_MCA_ras": "^slurm"}
-_HERE |= {"OMPI_MCA_plm": "^slurm", "OMPI_MCA_ras": "^slurm"}
+_HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none"}
 _LAST_LINES, _LAST_BYTES, _MOST_KEPT_BYTES = 10, 4096, 64 << 20
 _IDLE_S = 0.02  # without a call, after which it is paused; longer than between two steps of a rollout
-_HANDSHAKE_S, _LAST_WORDS_S, _END_S = 10.0, 1.0, 5.0
+_STUCK_S, _LAST_WORDS_S, _END_S = 30, 1.0, 5.0
 
 Path_ = str | os.PathLike[str] | None
 numbers = itertools.count(1)  # of the programs that this process has started
@@ -52,75 +51,60 @@ numbers = itertools.count(1)  # of the programs that this process has started
 def solver(command: str | Sequence[str], nprocs: int | None = None, *, cwd: Path_ = None, log_dir: Path_ = None) -> Any:
     """Starts a program, such as an MPI solver, and does not wait for it. Not collective.
 
-    It gets this worker's share of the machine's cores, and no variables of mpi_fork and MPI. With all that it starts it
-    ends with this rank at the latest, or when nothing refers to what is returned.
+    It gets this worker's share of the cores, and no variables of mpi_fork and MPI. All that it starts ends with this
+    rank at the latest, or when nothing refers to what is returned.
 
     Args:
-        command: words, or one string.
+        command: words, or one string. cwd: its folder. log_dir: a folder for what it prints, worker-0-simulator-1.txt.
         nprocs: so many ranks of it, by this job's MPI. None: the command as it is, as `mpirun -np 4 x` of another MPI.
-        cwd: folder in which it runs.
-        log_dir: folder for a file of what it prints. None: only the last lines are kept.
 
     Returns: a subprocess.Popen, of which terminate, kill and send_signal are for all its processes. Besides: `pause()`
         (SIGSTOP), `resume()`, and `tail()`, the last lines that it has printed.
 
     Raises: UsageError: it cannot be started. LaunchError: with `nprocs`: there is no launcher.
     """
-    words = _words(command)
-    if nprocs is None:
-        return Solver(words, cwd, log_dir, {})
-    family, launcher = find_launcher()
-    words = [launcher, "-n", str(whole_number("solver: nprocs", nprocs, 1)), *family.options(False, False), *words]
-    return Solver(words, cwd, log_dir, {name: os.environ[name] for name in os.environ if name.startswith("MPI4PY_")})
-
-
-def _words(command: str | Sequence[str]) -> list[str]:
-    return shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+    return Solver(command, nprocs, cwd, log_dir)
 
 
 class Solver(subprocess.Popen[bytes]):
     """As `solver` returns it. Args: more: variables."""
 
-    def __init__(self, words: list[str], cwd: Path_, log_dir: Path_, more: Mapping[str, str]):
-        self.paused, self._mark, self._bounded = False, secrets.token_hex(8), log_dir is None
-        if log_dir is None:
-            self._log: Any = tempfile.TemporaryFile("ab+")  # noqa: SIM115
-        else:
-            os.makedirs(log_dir, exist_ok=True)
-            self._log = open(Path(log_dir, f"worker-{rank()}-simulator-{next(numbers)}.txt"), "ab+")  # noqa: SIM115
+    def __init__(self, command: str | Sequence[str], nprocs: int | None, cwd: Path_, log_dir: Path_, **more: str):
+        words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+        if nprocs is not None:
+            family, launcher = find_launcher()
+            n = str(whole_number("solver: nprocs", nprocs, 1))
+            words = [launcher, "-n", n, *family.options(False, False), *words]
+        self.command = shlex.join(words)
+        self._paused, self._mark, self.log_dir = list[int](), secrets.token_hex(8), log_dir
+        path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.log: Any = open(path, "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
         own = {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
         try:
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
-                stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=functools.partial(_begin, _share()),
+                stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=_begin,
             )  # fmt: skip
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            raise UsageError(f"{shlex.join(words)} cannot be started: {error}") from None
+            raise UsageError(f"{self.command} cannot be started: {error}") from None
         weakref.finalize(self, reap.kill_processes, self._mark, _MARK)
 
     def pause(self) -> None:
-        """Stops its processes: an MPI program that waits does so busily."""
-        self.send_signal(signal.SIGSTOP)
-        self.paused = True
+        """Stops all its processes: an MPI program that waits does so busily."""
+        self._paused += reap.job_processes(self._mark, True, _MARK)
 
     def resume(self) -> None:
         """Continues what `pause` has stopped."""
-        if self.paused:
-            self.paused = False
-            self.send_signal(signal.SIGCONT)
+        while self._paused:
+            reap.send(self._paused.pop(), signal.SIGCONT)
 
     def send_signal(self, sig: int) -> None:
-        """Sends a signal to it and its descendants."""
-        found = [self.pid] if self.poll() is None else []
-        for pid in found:
-            with contextlib.suppress(OSError):  # it has just ended
-                for task in os.listdir(f"/proc/{pid}/task"):
-                    found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-        for pid in found:
+        """Sends a signal to all its processes."""
+        for pid in reap.job_processes(self._mark, variable=_MARK):
             reap.send(pid, sig)
-        if sig not in (signal.SIGSTOP, signal.SIGCONT):
-            self.resume()
+        self.resume()
 
     def kill(self) -> None:
         """Kills all that it has started, and waits for it."""
@@ -128,133 +112,88 @@ class Solver(subprocess.Popen[bytes]):
         self.wait()
 
     def tail(self) -> str:
-        size = os.fstat(fd := self._log.fileno()).st_size
+        """The last lines that it has printed."""
+        size = os.fstat(fd := self.log.fileno()).st_size
         text = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
         return "\n".join(text.splitlines()[-_LAST_LINES:])
 
-    def bound_log(self) -> None:
-        """Empties a long file that no one has asked for."""
-        if self._bounded and os.fstat(self._log.fileno()).st_size > _MOST_KEPT_BYTES:
-            self._log.truncate(0)
 
-
-def _begin(cores: set[int]) -> None:
-    """In the new process, before the program."""
+def _begin() -> None:
+    """In the new process: it gets this worker's cores of those that the workers of its machine share."""
     reap.die_with_parent()
-    os.sched_setaffinity(0, cores)
-
-
-def _share() -> set[int]:
-    """This worker's cores of those that the workers of its machine share."""
     cores, channel = sorted(os.sched_getaffinity(0)), state(Kept).world
     machine, mine = (channel.machine, channel.rank) if channel else ([0], 0)
     here = [k for k, lowest in enumerate(machine) if lowest == machine[mine]]
     first, last = (i * len(cores) // len(here) for i in (here.index(mine), here.index(mine) + 1))
-    return {*cores[first:last]} or {cores[first % len(cores)]}
+    os.sched_setaffinity(0, cores[first:last] or cores[first % len(cores) :][:1])
 
 
 class Process:
     """A program that serves one environment. Args: as of `simulator`."""
 
     def __init__(self, command: str | Sequence[str], pause: bool, cwd: Path_, log_dir: Path_):
-        words, key = _words(command), secrets.token_bytes(2 * HALF)
-        self._name = f"the simulator of worker {rank()} ({shlex.join(words):.200})"
-        self._calls, self._busy, self._called_at, self._turn, self._ended = 0, True, 0.0, threading.Lock(), ""
-        with socket.socket(*KIND) as listener:
-            listener.bind(f"\0{(name := f'mpi_util-{secrets.token_hex(8)}')}")  # an abstract one: it leaves no file
+        name, mine, its = (secrets.token_hex(16) for _ in range(3))
+        self.make_env, self._calls, self.idle_since, self.turn, self.ended = None, 0, math.inf, threading.Lock(), ""
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"\0{name}")  # an abstract one: it leaves no file
             listener.listen()
-            self.solver = Solver(words, cwd, log_dir, {ADDRESS: name, KEY: key.hex()})
-            self._pidfd = os.pidfd_open(self.solver.pid)
-            weakref.finalize(self, os.close, self._pidfd).atexit = False
-            self._wire = self._accepted(listener, key)
+            self.solver = Solver(command, None, cwd, log_dir, **{ADDRESS: f"{name} {its} {mine}"})
+            self._name = f"the simulator of worker {rank()} ({self.solver.command:.200})"
+            self._wire = self._accepted(listener, mine, its)
         threading.Thread(target=_look_after, args=(weakref.ref(self), pause), daemon=True).start()
 
-    def make(self, _: object) -> tuple[int, Any]:
-        """(number, facts) of its environment."""
-        try:
-            return 0, self.call(Request(0, "making its environment", "make", args=[None]))
-        except SimulatorError:
-            self.solver.kill()
-            raise
+    def _accepted(self, listener: socket.socket, mine: str, its: str) -> Wire:
+        """The first connection that shows its half of the key."""
+        while True:
+            if wait([listener], _IDLE_S):
+                sock, _ = listener.accept()
+                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # it may stop within a message
+                    sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _STUCK_S, 0))
+                with contextlib.suppress(OSError, EOFError):
+                    return Wire(sock, mine, its)
+            elif self.solver.poll() is not None:
+                self._fail("has ended", "its start")
 
-    def call(self, request: Request, limit: float = math.inf) -> Any:
+    def call(self, request: Request, limit: float | None = None) -> Any:
         """Makes a call there. Returns: its result. Args: limit: seconds until it is ended."""
-        if self._ended:
-            raise SimulatorError(f"{self._ended}\nit cannot be called any more")
-        self._calls += 1
-        with self._turn:
-            self._busy = True
+        if self.ended:
+            raise SimulatorError(f"{self.ended}\nit cannot be called any more")
+        with self.turn:
+            self._calls, self.idle_since = self._calls + 1, math.inf
             self.solver.resume()
+        number = 0
         try:
-            with contextlib.suppress(OSError):  # it has ended, as `_answer` finds
-                self._wire.send(self._calls, request)
-            answer, *rest = self._answer(request.doing, limit)
+            self._wire.send(self._calls, request)
+            while number != self._calls:  # else left by a call that was interrupted
+                if not wait([self._wire.connection], limit):
+                    self._fail(f"was not done after {limit:g} s, and was ended", request.doing, 0.0)
+                number, (answer, *rest) = self._wire.receive()
+        except (EOFError, OSError):
+            self._fail("has ended", request.doing)
         finally:
             if request.name == "close":
                 self._close()
-            self._called_at, self._busy = time.monotonic(), False
+            self.idle_since = time.monotonic()
         if answer == "result":
             return rest[0]
         if (request.what, rest[0]) == ("get", "AttributeError"):
             raise AttributeError(request.name)
         raise SimulatorError(f"{self._name} failed in {request.doing}:{_set_off(rest[1])}")
 
-    def _answer(self, doing: str, limit: float) -> Any:
-        number = 0
-        while number != self._calls:  # else left by a call that was interrupted
-            self._wait(self._wire.sock, doing, limit)
-            try:
-                number, what = self._wire.receive()
-            except EOFError:
-                self._fail("has closed its connection", doing)
-        return what
-
-    def _accepted(self, listener: socket.socket, key: bytes) -> Wire:
-        """The first connection that shows the key."""
-        while True:
-            self._wait(listener, "its start", math.inf)
-            sock, _ = listener.accept()
-            sock.settimeout(_HANDSHAKE_S)
-            with contextlib.suppress(OSError):
-                if (wire := Wire(sock)).prove(key[HALF:], key[:HALF]):
-                    sock.settimeout(None)
-                    return wire
-            sock.close()
-
-    def _wait(self, sock: socket.socket, doing: str, limit: float) -> None:
-        """Sleeps until there is something to receive. SimulatorError: it has ended, or `limit` seconds are over."""
-        poll = select.poll()
-        poll.register(sock, select.POLLIN)
-        poll.register(self._pidfd, select.POLLIN)
-        ready = [fd for fd, _ in poll.poll(None if limit == math.inf else limit * 1e3)]
-        if not ready:
-            self._fail(f"was not done after {limit:g} s, and was ended", doing, 0.0)
-        if sock.fileno() not in ready:
-            self._fail("has ended", doing)
-
     def _fail(self, what: str, doing: str, patience_s: float = _LAST_WORDS_S) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.solver.wait(patience_s)
             what += f" with status {code}" if code >= 0 else f" by signal {-code}"
         self.solver.kill()
-        self._ended = f"{self._name} {what}, in {doing}; it said last:{_set_off(self.solver.tail() or '(nothing)')}"
-        raise SimulatorError(self._ended)
+        self.ended = f"{self._name} {what}, in {doing}; it said last:{_set_off(self.solver.tail() or '(nothing)')}"
+        raise SimulatorError(self.ended)
 
     def _close(self) -> None:
-        self._ended = self._ended or f"{self._name} was closed"
-        self._wire.sock.close()
+        self.ended = self.ended or f"{self._name} was closed"
+        self._wire.connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.solver.wait(_END_S)
         self.solver.kill()  # and what it has left behind
-
-    def look(self, pause: bool) -> bool:
-        """To be called often: pauses it when it has not been called for a while. False: it has ended."""
-        self.solver.bound_log()
-        with self._turn:
-            idle = not (self._busy or self._ended) and time.monotonic() - self._called_at > _IDLE_S
-            if pause and idle and not self.solver.paused:
-                self.solver.pause()
-        return not self._ended
 
 
 def _set_off(text: str) -> str:
@@ -262,6 +201,13 @@ def _set_off(text: str) -> str:
 
 
 def _look_after(process: "weakref.ref[Process]", pause: bool) -> None:
-    while (here := process()) and here.look(pause):
+    """Until it has ended: pauses it when it has not been called for a while."""
+    while (here := process()) and not here.ended:
+        if not here.solver.log_dir and os.fstat(here.solver.log.fileno()).st_size > _MOST_KEPT_BYTES:
+            here.solver.log.truncate(0)
+        with here.turn:
+            if pause and not here.ended and time.monotonic() - here.idle_since > _IDLE_S:
+                here.idle_since = math.inf
+                here.solver.pause()
         del here
         time.sleep(_IDLE_S)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import gymnasium
@@ -48,6 +49,8 @@ class Coupled(gymnasium.Env):
             FAULTS[self.fault]()
         self.mine = np.tanh(self.mine + self.gain * action["z"][0] + int(action["a"]))
         obs = self.whole()
+        if self.n == 2 and self.fault == "afterwards":
+            fail()
         return obs, obs.sum(), False, self.n == STEPS, {"n": self.n, "text": ("one", 2.5)}
 
     def render(self):
@@ -57,6 +60,10 @@ class Coupled(gymnasium.Env):
         """Seconds of processor time that each rank has used."""
         times = os.times()
         return self.comm.allgather(times.user + times.system)
+
+    def spin(self):
+        """From now on each rank uses a core, as an MPI program does that waits."""
+        threading.Thread(target=FAULTS["spin"], daemon=True).start()
 
     def print_much(self, megabytes):
         for _ in range(megabytes):
@@ -72,6 +79,7 @@ def fail():
 
 FAULTS = {
     "raise": fail,
+    "afterwards": lambda: None,  # it fails, but no rank waits for it
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "exit": lambda: sys.exit(3),

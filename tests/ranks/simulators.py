@@ -82,13 +82,14 @@ def fault(name, rank=k - 1, **more):
             print("played", len(steps), flush=True)
         except (mpi_util.SimulatorError, ValueError) as error:
             print("raised", type(error).__name__, error, flush=True)
-            if coupling == "process" and name != "raise":
+            if coupling == "process" and not (name == "raise" and rank is None):  # it has ended
                 env = simulator(**more)
 
 
 def shares():
     """What members, or a paused program, use of a core while rank 0 does something else."""
     env = simulator()
+    env.spin() if coupling == "process" else None
     before = env.cpu_s()
     time.sleep(SLEEP_S)
     shares = [(after - begun) / SLEEP_S for begun, after in zip(before, env.cpu_s())]

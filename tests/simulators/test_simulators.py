@@ -76,13 +76,20 @@ def test_an_error_that_all_ranks_have_can_be_caught(coupling):
     assert f"raised {raised}" in out and "the solver diverged" in out and out.endswith("played 4\n"), out
 
 
+@pytest.mark.parametrize("coupling", ["team", "process"])
+def test_an_error_of_a_member_alone_can_be_caught(coupling):
+    out = play(2 if coupling == "team" else 1, 2, coupling, "fault", "afterwards").out
+    assert out.startswith("raised SimulatorError") and "member 1 of worker 0 failed in step 2" in out, out
+    assert "the solver diverged" in out and out.endswith("played 4\n"), out
+
+
 @pytest.mark.slow_if(inner="openmpi")
 @pytest.mark.parametrize("inner", ["mpich", "openmpi"])
 @pytest.mark.parametrize(
     ("act", "report"),
     [
         ("fault raise", "has ended with status 1, in step 2"),
-        ("fault kill", "has closed its connection"),
+        ("fault kill", "has ended"),
         ("fault leave", "in step 2"),
         ("late stop", "was not done after 2 s, and was ended, in step 2"),
         ("late spin", "was not done after 2 s, and was ended, in step 2"),
@@ -102,7 +109,7 @@ def test_members_sleep(mpi):
 
 @pytest.mark.parametrize("inner", ["mpich", "openmpi"])
 def test_a_program_that_is_not_called_is_paused(inner):
-    assert max(json.loads(play(1, 2, "process", "shares", inner=inner).out)) <= 0.01
+    assert max(json.loads(play(1, 2, "process", "shares", inner=inner).out)) <= 0.05  # without pause 0.3 or more
 
 
 def test_a_solver_is_paused_and_ended():
@@ -135,8 +142,8 @@ def test_a_killed_worker_leaves_no_process():
         (1, "process", "no_environment", "make_env returned 3, which is no environment"),
         (1, "process", "without", "mpi_fork(n, ranks_per_env=k) says how many ranks"),
         (2, "team", "no_environment", "make_env returned 3, which is no environment"),
-        (2, "team", "member_calls", "member 1 of worker 0 takes part in no collective call"),
-        (2, "team", "world", "members of the environments' teams are in COMM_WORLD"),
+        (2, "team", "member_calls", "member 1 of worker 0: members of teams take part in no collective calls; call"),
+        (2, "team", "world", "members of teams take part in no collective calls; call"),
         (3, "team", "both", "mpi_fork: 3 ranks cannot be shared by environments of ranks_per_env=2"),
     ],
 )
