@@ -241,7 +241,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("all_logdirs", nargs="+", metavar="RUN", help="folder of a run, or of several")
     parser.add_argument("--legend", "-l", nargs="*", metavar="NAME", help="a name for each RUN")
     parser.add_argument("--xaxis", "--x", "-x", help="steps (default), time, iteration, or a column")
-    parser.add_argument("--value", "-y", dest="values", nargs="*", metavar="COLUMN", help="return (default), or columns")
+    parser.add_argument("--values", "--value", "-y", nargs="*", metavar="COLUMN", help="return (default), or columns")
     parser.add_argument(
         "--smooth", "-s", type=int, metavar="N", help="moving average of N rows (default: of a fortieth; 1: none)"
     )
