@@ -100,21 +100,19 @@ class Statistics(NamedTuple):
 
 def statistics(op: str, key: str, samples: Any, comm: Comm = None) -> Statistics:
     """As `mpi_statistics_scalar`, for the call `op`. RankMismatchError on every rank: the samples' keys differ."""
-    channel = channel_of(comm)
+    made: list[np.ndarray] = []
 
-    def own() -> np.ndarray:
+    def make() -> None:
         array = adapter_for(samples).to_array(samples, numbers=True)
         if array.dtype.kind not in "fiub":
             raise BatchError(f"'{key}' holds {array.dtype}, which has no mean; give real numbers")
-        return array.astype(float).ravel()
+        made.append(array.astype(float).ravel())
 
-    def of_all(each: list[np.ndarray]) -> list[Statistics]:
-        whole = np.concatenate(each)
-        with np.errstate(all="ignore"):  # infinite samples are allowed
-            found = [float(f(whole)) for f in (np.mean, np.std, np.min, np.max)] if whole.size else [math.nan] * 4
-        return [Statistics(*found, whole.size)] * channel.size
-
-    return channel.agree(f"{op}({key})", own, of_all)
+    channel_of(comm).agree(f"{op}({key})", make, lambda answers: answers)
+    whole = all_accum_batches(made[0], comm=comm)
+    with np.errstate(all="ignore"):  # infinite samples are allowed
+        found = [float(f(whole)) for f in (np.mean, np.std, np.min, np.max)] if whole.size else [math.nan] * 4
+    return Statistics(*found, whole.size)
 
 
 def _buffer(x: Any) -> np.ndarray:

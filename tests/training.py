@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, mpi_environment, run
 
-
 TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
 FRAMEWORKS = [pytest.param("torch", marks=pytest.mark.torch), pytest.param("tf", marks=pytest.mark.tensorflow)]
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
