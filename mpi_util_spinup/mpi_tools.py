@@ -112,7 +112,7 @@ def statistics(op: str, key: str, samples: Any, comm: Comm = None) -> Statistics
     whole = all_accum_batches(made[0], comm=comm)
     with np.errstate(all="ignore"):  # infinite samples are allowed
         found = [float(f(whole)) for f in (np.mean, np.std, np.min, np.max)] if whole.size else [math.nan] * 4
-    return Statistics(*found, whole.size)
+    return Statistics(*found, n=whole.size)
 
 
 def _buffer(x: Any) -> np.ndarray:

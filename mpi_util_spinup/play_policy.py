@@ -47,20 +47,12 @@ def load_policy_and_env(
     if pickles and not trust:
         what = "is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
         raise UsageError(f"{pickles[0]} {what}")
-
-    def act(obs: np.ndarray) -> Any:
-        if sessions:
-            return session.run(model["mu" if deterministic and "mu" in model else "pi"], {model["x"]: obs[None]})[0]
-        with torch.no_grad():
-            return model.act(torch.as_tensor(obs, dtype=torch.float32))
-
     if sessions:
-        v1 = framework("tensorflow").compat.v1
-        session = v1.Session(graph=v1.Graph())
-        model = restore_tf_graph(session, save, trust=trust)
+        act = _tf_policy(save, deterministic, trust)
     else:
         torch = framework("torch")
         model = torch.load(save, weights_only=False)
+        act = torch.no_grad()(lambda obs: model.act(torch.as_tensor(obs, dtype=torch.float32)))
     env = None
     if env_path.exists():
         try:
@@ -68,6 +60,14 @@ def load_policy_and_env(
         except Exception as error:  # of whatever environment
             print(f"the environment in {env_path} cannot be loaded: {type(error).__name__}: {error}")
     return env, act
+
+
+def _tf_policy(path: Path, deterministic: bool, trust: bool) -> Act:
+    v1 = framework("tensorflow").compat.v1
+    session = v1.Session(graph=v1.Graph())
+    model = restore_tf_graph(session, path, trust=trust)
+    action = model["mu" if deterministic and "mu" in model else "pi"]
+    return lambda obs: session.run(action, {model["x"]: obs[None]})[0]
 
 
 def run_policy(
