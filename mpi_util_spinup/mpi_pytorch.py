@@ -52,11 +52,10 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
     Raises RankMismatchError on every rank: a parameter has a gradient on some ranks only, or the modules differ.
     """
     torch = framework("torch")
-    copied: list[tuple[list[Any], Any, Any]] = []  # (gradients without a NumPy view, as one tensor, in host memory)
+    copied: list[tuple[Any, Any]] = []  # (gradient without a NumPy view, its values in host memory)
 
     def make() -> Arrays:
         arrays: Arrays = {}
-        elsewhere: dict[Any, dict[str, Any]] = {}  # of each dtype and device: gradients by name
         for name, parameter in module.named_parameters():
             if (grad := parameter.grad) is None:
                 arrays[name] = None
@@ -68,19 +67,12 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
                     raise BatchError(f"mpi_avg_grads: the gradient of '{name}' is sparse; use sparse=False") from None
                 grad = parameter.grad = grad.resolve_conj().resolve_neg()
                 name += f" ({str(grad.dtype).removeprefix('torch.')})" * (grad.dtype.itemsize < 4)
-                arrays[name] = None  # keeps the order of names
-                elsewhere.setdefault((grad.dtype, grad.device), {})[name] = grad
-        for (dtype, _), named in elsewhere.items():
-            grads = list(named.values())
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            wide = torch.float32 if dtype.itemsize < 4 else dtype
-            values = torch.empty(flat.shape, dtype=wide, pin_memory=flat.is_cuda).copy_(flat)
-            copied.append((grads, flat, values))
-            views = torch._utils._unflatten_dense_tensors(values, grads)
-            arrays |= {name: view.numpy() for name, view in zip(named, views)}
+                wide = torch.float32 if grad.dtype.itemsize < 4 else grad.dtype
+                copied.append((grad, torch.empty(grad.shape, dtype=wide, pin_memory=grad.is_cuda).copy_(grad)))
+                arrays[name] = copied[-1][1].numpy()
         return arrays
 
     with torch.no_grad():
         average("mpi_avg_grads", make, comm=comm)
-        for grads, flat, values in copied:
-            torch._foreach_copy_(grads, torch._utils._unflatten_dense_tensors(flat.copy_(values), grads))
+        for grad, values in copied:
+            grad.copy_(values)

@@ -4,7 +4,6 @@ Dtypes and shapes are kept (in Spinning Up all became float32). `comm` is a comm
 operations than sum and mean are mpi4py's own.
 """
 
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import mpi_util
 from mpi_util import BatchError, MpiUtilError, all_accum_batches
 from mpi_util.arrays.adapters import adapter_for
 from mpi_util.collectives.channel import channel_of
-from mpi_util.collectives.moments import Moments, merge
 from mpi_util.ranks.identity import Comm, nworkers, rank
 
 proc_id = rank
@@ -97,37 +95,24 @@ class Statistics(NamedTuple):
     std: float
     min: float
     max: float
-    n: float = 0.0
+    n: int
 
 
 def statistics(op: str, key: str, samples: Any, comm: Comm = None) -> Statistics:
     """As `mpi_statistics_scalar`, for the call `op`. RankMismatchError on every rank: the samples' keys differ."""
-    channel = channel_of(comm)
-    return channel.agree(f"{op}({key})", lambda: _summary(key, samples), lambda each: [_merged(each)] * channel.size)
+    made: list[np.ndarray] = []
 
+    def make() -> None:
+        array = adapter_for(samples).to_array(samples, numbers=True)
+        if array.dtype.kind not in "fiub":
+            raise BatchError(f"'{key}' holds {array.dtype}, which has no mean; give real numbers")
+        made.append(array.astype(float).ravel())
 
-def _summary(key: str, x: Any) -> tuple[Moments, float, float]:
-    """(moments, minimum, maximum) of this rank's samples; NaN if there are none."""
-    array = adapter_for(x).to_array(x, numbers=True)
-    if array.dtype.kind not in "fiub":
-        raise BatchError(f"'{key}' holds {array.dtype}, which has no mean; give real numbers")
-    array = array.astype(float).ravel()
-    if not array.size:
-        return Moments(0, math.nan, math.nan), math.nan, math.nan
+    channel_of(comm).agree(f"{op}({key})", make, lambda answers: answers)
+    whole = all_accum_batches(made[0], comm=comm)
     with np.errstate(all="ignore"):  # infinite samples are allowed
-        mean = array.mean()
-        if np.isfinite(mean):
-            mean += (array - mean).mean()  # corrects the rounding
-        m2 = np.square(array - mean).sum()
-    return Moments(array.size, float(mean), float(m2)), float(array.min()), float(array.max())
-
-
-def _merged(summaries: list[tuple[Moments, float, float]]) -> Statistics:
-    moments, lowest, highest = zip(*[s for s in summaries if s[0].n] or summaries[:1])
-    whole = functools.reduce(merge, moments)
-    std = math.sqrt(whole.m2 / whole.n) if whole.n else math.nan
-    # extremes are NaN if any sample is
-    return Statistics(whole.mean, std, float(np.min(lowest)), float(np.max(highest)), whole.n)
+        found = [float(f(whole)) for f in (np.mean, np.std, np.min, np.max)] if whole.size else [math.nan] * 4
+    return Statistics(*found, n=whole.size)
 
 
 def _buffer(x: Any) -> np.ndarray:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from mpi_util.arrays.adapters import framework
-from mpi_util.errors import MissingFrameworkError, UsageError
+from mpi_util.errors import MissingFrameworkError, UsageError, whole_number
 
 from .files import read, replace_file
 
@@ -109,9 +109,8 @@ def _read(table: Path, condition: str | None) -> Run:
 
 def last_return(folder: Path) -> str:
     """Of the run's table; "": it has none."""
-    with contextlib.suppress(OSError):
-        known = [ret for ret in _read(folder / TABLE, None).columns.get("Performance", ()) if not math.isnan(ret)]
-        return f"{known[-1]:,.1f}" if known else ""
+    with contextlib.suppress(OSError, UsageError, IndexError):
+        return f"{_read(folder / TABLE, None).curve('Performance', 'Performance')[1][-1]:,.1f}"
     return ""
 
 
@@ -160,6 +159,7 @@ def make_plots(
     runs = [run for run in chosen if not any(word in str(run.folder) for word in exclude or [])]
     if not runs:
         raise UsageError("no run is left by --select and --exclude")
+    smooth = None if smooth is None else whole_number("--smooth", smooth, 1)
     values = [values] if isinstance(values, str) else list(values or ["Performance"])
     x = SHORT.get(xaxis or "steps", xaxis or "")
     groups = grouped(runs, by_processes=x == "Time")
@@ -178,26 +178,21 @@ def _figure(
     most = {name: max(Counter(run.env for run in members).values()) for name, members in groups.items()}
     labels = {name: name + f" ({n} runs)" * (n > 1) for name, n in most.items()}
     columns = 2 if len(envs) == 4 else min(len(envs), COLUMNS)
-    rows = len(values) * -(-len(envs) // columns)
+    rows = -(-len(envs) // columns)  # of each value's panels
     width, height = STYLES[style][columns > 1]
     Figure = importlib.import_module("matplotlib.figure").Figure
-    figure = Figure((width * columns, height * rows), layout="constrained")
-    places = iter(figure.subplots(rows, columns, squeeze=False).flat)
-    for value in values:
-        for env in envs:
-            axes, here = next(places), {name: [run for run in groups[name] if run.env == env] for name in groups}
-            for i, (name, members) in enumerate(here.items()):
+    figure = Figure((width * columns, height * rows * len(values)), layout="constrained")
+    for k, value in enumerate(values):
+        for place, env in enumerate(envs, k * rows * columns + 1):
+            axes = figure.add_subplot(rows * len(values), columns, place)
+            for i, (name, members) in enumerate(groups.items()):
                 how = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3], "label": labels[name]}
-                _draw(axes, [run.curve(x, value) for run in members], x, smooth, estimator, how)
-            _label(axes, env, here, x, value)
-        for _ in range(-len(envs) % columns):
-            next(places).set_axis_off()
-    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
-    shown = [label for label in labels.values() if label in lines]
-    if len(groups) > 1 and shown:  # below all panels, where it covers nothing
-        n = max(1, int(figure.get_figwidth() * 8 // max(map(len, shown))))
-        handles = [lines[label] for label in shown]
-        figure.legend(handles, shown, loc="outside lower center", ncols=n, fontsize="small", frameon=False)
+                _draw(axes, [run.curve(x, value) for run in members if run.env == env], x, smooth, estimator, how)
+            _label(axes, env, labels, x, value)
+    lines = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels())}
+    if len(groups) > 1 and lines:  # below all panels, where it covers nothing
+        n = max(1, int(figure.get_figwidth() * 8 // max(map(len, lines))))
+        figure.legend(lines.values(), lines, loc="outside lower center", ncols=n, fontsize="small", frameon=False)
     return figure
 
 
@@ -228,13 +223,9 @@ def moving_average(ys: np.ndarray, smooth: int | None) -> np.ndarray:
     return np.convolve(ys, np.ones(n), "same") / np.convolve(np.ones_like(ys), np.ones(n), "same")
 
 
-def _label(axes: Any, env: str, groups: dict[str, list[Run]], x: str, value: str) -> None:
-    """Title and axes of a panel; steps as 50k or 1M. Args: groups: their runs in this environment."""
-    of_groups = {tuple(str(run.config.get("seed", "")) for run in members) for members in groups.values() if members}
-    seeds = max(of_groups) if len(of_groups) == 1 else ()  # which all groups have
-    many = f"{len(seeds)} seeds" if len(seeds) > 4 else f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}"
-    only = next(iter(groups)) if len(groups) == 1 else ""
-    axes.set_title(", ".join(filter(None, [env, only, many * any(seeds)])))
+def _label(axes: Any, env: str, labels: dict[str, str], x: str, value: str) -> None:
+    """Title and axes of a panel; steps as 50k or 1M. Args: labels: of the groups; a single one is in the title."""
+    axes.set_title(", ".join(filter(None, [env, *(labels.values() if len(labels) == 1 else ())])))
     unit = {"TotalEnvInteracts": "environment steps", "Time": "hours"}.get(x, x)
     axes.set(xlabel=unit, ylabel=LABELS.get(value, value))
     if x != "Time":
@@ -247,34 +238,32 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="mpi_util_spinup.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("logdir", nargs="+", metavar="RUN", help="folder of a run, or of several")
+    parser.add_argument("all_logdirs", nargs="+", metavar="RUN", help="folder of a run, or of several")
     parser.add_argument("--legend", "-l", nargs="*", metavar="NAME", help="a name for each RUN")
-    parser.add_argument("--x", "--xaxis", "-x", dest="x", help="steps (default), time, iteration, or a column")
-    parser.add_argument("--value", "-y", nargs="*", metavar="COLUMN", help="return (default), or columns")
+    parser.add_argument("--xaxis", "--x", "-x", help="steps (default), time, iteration, or a column")
+    parser.add_argument("--values", "--value", "-y", nargs="*", metavar="COLUMN", help="return (default), or columns")
     parser.add_argument(
         "--smooth", "-s", type=int, metavar="N", help="moving average of N rows (default: of a fortieth; 1: none)"
     )
     parser.add_argument("--count", action="store_true", help="a curve for each run, no mean")
-    parser.add_argument("--est", choices=("mean", "max", "min"), default="mean", help="of the runs of a group")
+    parser.add_argument("--est", dest="estimator", choices=("mean", "max", "min"), default="mean", help="of a group")
     parser.add_argument("--select", nargs="*", metavar="WORD", help="only runs whose path contains each WORD")
     parser.add_argument("--exclude", nargs="*", metavar="WORD", help="no runs whose path contains a WORD")
     parser.add_argument("--style", choices=STYLES, default="screen", help="paper: the size and the letters for a page")
     parser.add_argument("--out", type=Path, default=Path("curves.png"), metavar="FILE", help="default: curves.png")
     parser.error = lambda message: parser.exit(2, f"{parser.prog}: {message} (see --help)\n")  # type: ignore[method-assign]
-    args = parser.parse_args(arguments)
+    args = vars(parser.parse_args(arguments))
+    out: Path = args.pop("out")
     try:
-        if args.smooth is not None and args.smooth < 1:
-            raise UsageError(f"--smooth is {args.smooth}; it must be 1 or more")
-        chosen = args.legend, args.x, args.value, args.count, 1.5, args.smooth, args.select, args.exclude, args.est
-        figure = make_plots(args.logdir, *chosen, args.style)
-        kind = args.out.suffix[1:] or "png"
+        figure = make_plots(**args)
+        kind = out.suffix[1:] or "png"
         if kind not in figure.canvas.get_supported_filetypes():
-            raise UsageError(f"--out {args.out}: a picture ends in .png, .pdf or .svg")
+            raise UsageError(f"--out {out}: a picture ends in .png, .pdf or .svg")
         with framework("matplotlib").rc_context(FONTS):
-            replace_file(args.out, lambda file: figure.savefig(file, format=kind))
+            replace_file(out, lambda file: figure.savefig(file, format=kind))
     except (UsageError, MissingFrameworkError, OSError) as error:
         parser.error(str(error))
-    print(args.out)
+    print(out)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from mpi_util.ranks.identity import Role
 from mpi_util.ranks.state import state
 
 FRAME_BYTES = 1 << 16
-_PROTOCOL = 4
-_HEADER = struct.Struct("=BBI")  # number of the kind, _PROTOCOL, bytes that follow
+_HEADER = struct.Struct("=BI")  # number of the kind, bytes that follow
 _TEXT_BYTES = FRAME_BYTES - 256
 _MOST = 256  # messages received at once, so that a peer that never stops sending delays no other
 _UNREAD = 64  # updates to one subscriber; a socket holds some 270
@@ -99,17 +98,15 @@ def frame(kind: Kind, *items: Any, text_bytes: int = _TEXT_BYTES) -> bytes:
         *items, last = items  # type: ignore[assignment]
         is_text = kind.rest == "s"
         rest = last.encode(errors="replace")[-text_bytes:] if is_text else struct.pack(f"={len(last)}q", *last)
-    return _HEADER.pack(kind.number, _PROTOCOL, kind.items.size + len(rest)) + kind.items.pack(*items) + rest
+    return _HEADER.pack(kind.number, kind.items.size + len(rest)) + kind.items.pack(*items) + rest
 
 
 def parse(data: bytes, expected: Collection[Kind]) -> tuple[Any, ...]:
     """(kind, items ...) of what `frame` made. ProtocolError: it is no whole message of these kinds."""
     if not _HEADER.size <= len(data) <= FRAME_BYTES:
         raise ProtocolError(f"{len(data)} bytes that are no message")
-    number, protocol, length = _HEADER.unpack_from(data)
+    number, length = _HEADER.unpack_from(data)
     kind = _KINDS.get(number)
-    if protocol != _PROTOCOL:
-        raise ProtocolError(f"a message of protocol {protocol}; that of this version of mpi_util is {_PROTOCOL}")
     if kind not in expected or kind is None:
         raise ProtocolError(f"{kind.name if kind else f'an unknown message ({number})'} out of turn")
     extra = length - kind.items.size

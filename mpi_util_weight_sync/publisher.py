@@ -58,7 +58,6 @@ class Worker:
     sent: int = 0  # the last version
     acked: int = 0  # the last version that it has acknowledged
     answered: int = 0  # the last version that it has acknowledged or reported as failed
-    unreported: str = ""  # why it died before it answered, until that is raised: another may have replaced it
     pid: int = 0
     connection: Any = None  # a Connection, or a WorkerLink to another machine; None: not connected
     unread: dict[int, Section] = field(default_factory=dict)  # version that it has not answered -> where that is
@@ -77,8 +76,6 @@ class Worker:
     def ended(self, died: str = "") -> None:
         """It has died (how), or shut down in order."""
         self.state, self.died = State.DEAD if died else State.LEFT, died
-        if died and self.answered < self.sent:
-            self.unreported = died
 
 
 class Publisher:

@@ -120,16 +120,13 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._sender is not None or self._receiver is not None:
             raise UsageError(f"{call}: this scheme has been initialised already; it has one role and one model")
 
-    def connect(
-        self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True, wait: bool = True
-    ) -> None:
-        """Phase 2, on both sides: sends the first weights to every receiver.
+    def connect(self, *, weights: Any = None, worker_idx: int | None = None, background: bool = True) -> None:
+        """Phase 2, on both sides: sends the first weights to every receiver; with `context=` without waiting for them.
 
         Args:
             weights: sender: the first weights, instead of the model's.
             worker_idx: receiver: its index, instead of the one given before.
             background: receiver: a thread applies updates from now on. False: `receive` does.
-            wait: sender: until all have them, if `sync=True`. False, or with `context=`: they get them when they come.
 
         Raises:
             WeightsError: names, dtypes or shapes differ; on the receiver, and on the sender as WorkerError.
@@ -139,7 +136,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError("connect() was called already")
         if self._sender is not None:
             self._connected = True
-            wait = wait and self.sync and self.context is None  # its workers may have yet to start
+            wait = self.sync and self.context is None  # its workers may have yet to start
             self._need_sender("connect()").send(weights, None, wait, Deadline(self.timeout))
             return
         if (receiver := self._receiver) is None:

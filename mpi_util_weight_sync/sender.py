@@ -62,8 +62,6 @@ class Sender:
         workers = self._addressed(list(own) if by_worker and worker_ids is None else worker_ids)
         if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
-        for worker in self.workers.values():
-            worker.unreported = ""
         version, thing = 0, self.model if weights is None else weights
         things = [(worker, own.get(worker.index, thing)) for worker in workers]
         for group, layout, copier in list(self._copiers(things)):  # all are compared before one is sent
@@ -118,7 +116,7 @@ class Sender:
             self.publisher.poll(min(_CHECK_S, deadline.left))
         self._raise_errors()
         # others that have died had answered before
-        died = [w for w in workers if w.unreported or (w.state is State.DEAD and w.answered < w.sent)]
+        died = [w for w in workers if w.state is State.DEAD and w.answered < w.sent]
         self._raise_left([] if self._drop else died)
 
     def _raise_errors(self) -> None:
@@ -131,9 +129,7 @@ class Sender:
 
     def _raise_left(self, workers: list[Worker]) -> None:
         if workers:
-            text = "; ".join(f"worker {w.index}: {w.unreported or w.died or w.state.value}" for w in workers)
-            for worker in workers:
-                worker.unreported = ""
+            text = "; ".join(f"worker {w.index}: {w.died or w.state.value}" for w in workers)
             raise left(f"cannot send {self.publisher.name} to {text}")
 
     def _raise_late(self, workers: list[Worker], timeout: float | None) -> None:

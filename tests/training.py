@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, mpi_environment, run
 
-from trainer.record import TIME_COLUMNS
-
+TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
 FRAMEWORKS = [pytest.param("torch", marks=pytest.mark.torch), pytest.param("tf", marks=pytest.mark.tensorflow)]
 EPISODES = ["Hopper-v4", "-n", 24, "-b", 8]
 SEGMENTS = ["Hopper-v4", "--total_steps", 900, "--batch_steps", 300, "--num_envs", 10]

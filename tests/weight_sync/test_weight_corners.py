@@ -566,15 +566,6 @@ def test_a_collector_that_shuts_down_shuts_its_scheme_down():
         scheme.shutdown()
 
 
-def test_a_sender_that_connects_without_waiting():
-    scheme, began = scheme_for(1, timeout=3), time.perf_counter()
-    try:
-        scheme.connect(wait=False)
-        assert time.perf_counter() - began < 1
-    finally:
-        scheme.shutdown()
-
-
 def test_there_is_a_default_timeout_that_the_error_names():
     assert MultiProcessWeightSyncScheme().timeout is not None
 

@@ -800,18 +800,6 @@ def test_another_process_may_take_the_place_of_one_that_died(start, noticed):
     scheme.shutdown()
 
 
-def test_a_death_is_raised_although_the_worker_is_replaced():
-    scheme = scheme_for(1)
-    with local_receivers(scheme, [arrays(0.0)], "policy") as (receiver,), receiver.frozen():
-        scheme.send_async(arrays(2.0))
-        worker = scheme._sender.workers[0]
-        worker.ended("its process ended")
-        worker.connected(worker.connection)
-        with pytest.raises(WorkerLeftError, match="worker 0: its process ended"):
-            scheme.wait_async(TIMEOUT)
-        scheme.wait_async(TIMEOUT)  # once: the other owes nothing
-
-
 def test_the_timeout_holds_where_each_worker_gets_its_own():
     scheme = MultiProcessWeightSyncScheme()
     scheme.init_on_sender(model_id="policy", params_map={0: arrays(1.0), 1: arrays(2.0)})
