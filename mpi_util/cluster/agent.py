@@ -76,7 +76,7 @@ class Agent:
     """The process on the host, until its end. Args: ranks: that will be here. parent: that started it."""
 
     def __init__(self, folder: Path, ranks: list[int], parent: "JsonLines"):
-        self._folder, self._lowest = folder, min(ranks, default=-1)
+        self._folder = folder
         self._monitor = ProcessMonitor(folder, ranks, self._died)
         self._parent = parent
         self._heard = time.monotonic()
@@ -102,8 +102,7 @@ class Agent:
         for message in messages or ():
             self._heard = time.monotonic()
             if "beat" in message:
-                stopped = self._monitor.is_stopped(self._lowest)
-                self._parent.say(beat=message["beat"], time=time.time(), stopped=stopped)
+                self._parent.say(beat=message["beat"], time=time.time())
             elif "start" in message:
                 self._start(message["start"], message["command"])
             elif "signal" in message:

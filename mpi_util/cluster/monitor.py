@@ -50,7 +50,6 @@ class Remote(agent.JsonLines):
 
     lost = ""  # why the host cannot be reached
     done = False  # the agent has ended what was there, or the host is lost
-    stopped = False  # the lowest rank there
     offset_s = 0.0  # how far its clock is ahead of this one's, by the shortest trip there and back
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
@@ -80,7 +79,7 @@ class Remote(agent.JsonLines):
         self._heard = time.monotonic()
         for message in messages:
             if "beat" in message:
-                now, self.stopped = time.time(), message["stopped"]
+                now = time.time()
                 if 0 <= now - message["beat"] < self._trip_s:
                     self._trip_s = now - message["beat"]
                     self.offset_s = message["time"] - (message["beat"] + now) / 2
@@ -232,11 +231,6 @@ class ClusterMonitor(ProcessMonitor):
             each.say(signal=signum, rank=rank)
         else:
             super().signal(rank, signum)
-
-    def is_stopped(self, rank: int) -> bool:
-        """See ProcessMonitor; on other hosts of their lowest rank only."""
-        each = self._remotes.get(self.hosts.get(rank, ""))
-        return each.stopped if each else super().is_stopped(rank)
 
     def pause(self) -> None:
         """See ProcessMonitor: the agents would take this host for lost."""

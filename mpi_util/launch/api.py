@@ -126,9 +126,6 @@ def start_ranks(
     named = hosts or hostfile or os.environ.get(HOSTS)  # Slurm's hosts are not for a single rank
     cluster = hosts_module(hosts, hostfile, nested=os.environ.get(DEPTH, "0") != "0") if n != 1 or named else None
     if n == 1 and not max_restarts and not cluster:
-        folder = os.path.dirname(sys.executable)
-        if os.access(f"{folder}/mpiexec", os.X_OK) and folder not in os.get_exec_path():
-            os.environ["PATH"] = os.pathsep.join([folder, *os.get_exec_path()])  # where MPI_Comm_spawn looks for it
         return "child"
     from . import fork
 
