@@ -6,6 +6,7 @@ inside `hosts_module`, where several machines are named.
 
 import io
 import os
+import socket
 import stat
 import sys
 from types import ModuleType
@@ -15,7 +16,7 @@ from ..collectives.channel import channel_of, cluster_module
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
-from ..ranks.console import print0_once
+from ..ranks.console import mark_lines, print0_once
 from ..ranks.identity import Role, in_child_of_rank, multiprocess_parent, under_launcher
 from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import state
@@ -53,9 +54,10 @@ def mpi_fork(
             on the first. None: MPI_UTIL_HOSTS; else, in a batch script of Slurm, the hosts that it has given.
         hostfile: the same, as a file with a line for each host: `h1:4`, `h1 slots=4` or `h1`, which is one rank. It is
             read again before each restart, which leaves out hosts that cannot be used.
-        tag_output: each line that a rank prints begins with `[rank@host]`, or `[rank]` on one machine.
-        log_dir: a folder, on this machine, for files rank-0.txt, rank-1.txt, ... with what each rank prints; it is
-            printed as well. Existing files are appended to.
+        tag_output: each line that the Python code of a rank prints below this call begins with `[rank]`, or with
+            `[rank@host]` on several machines.
+        log_dir: a folder, on the rank's machine, for files rank-0.txt, rank-1.txt, ... with what that code prints; it
+            is printed as well. Existing files are appended to.
         output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
             prints to stderr then. A `log_dir` gets it.
         exit: the process that has started the ranks ends here, in place of returning "parent".
@@ -75,22 +77,26 @@ def mpi_fork(
     _open_standard_streams()
     try:
         identity.check_variables()
-        given = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir, output=output)
-        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, **given)
+        if output not in ("all", "rank0"):
+            raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
+        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, bind_to_core=bind_to_core, threads=threads)
     except (LaunchError, UsageError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
     if side == "child" and not in_child_of_rank():
         failure.install()
         if output == "rank0" and identity.rank():
-            failure.hide_stdout(keeps=bool(state(Role).job and log_dir))
+            failure.hide_stdout()
         if threads:
             os.environ[UPDATE_THREADS] = str(threads)
         if not any(name.startswith(("XLA_CLIENT_", "XLA_PYTHON_CLIENT_")) for name in os.environ):
             # else JAX takes three quarters of the GPU's memory in each process that opens it
             share = ("XLA_CLIENT_MEM_FRACTION", str(gpu_pct)) if gpu_pct else ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
             os.environ.update([share])
-        channel_of()  # from here on each rank knows when another ends, however early
+        channel = channel_of()  # from here on each rank knows when another ends, however early
+        if (tag_output or log_dir) and under_launcher():
+            host = f"@{socket.gethostname()}" * any(channel.machine)
+            mark_lines(f"[{identity.rank()}{host}] " * tag_output, log_dir)
         state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
@@ -107,8 +113,6 @@ def start_ranks(
     for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
         if value is not None:
             whole_number(f"mpi_fork: {name}", value, least)
-    if (output := settings.get("output", "all")) not in ("all", "rank0"):
-        raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
     role = state(Role)
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:

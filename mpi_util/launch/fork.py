@@ -29,7 +29,6 @@ from ..ranks.identity import RANK_PID, Role, multiprocess_parent
 from ..ranks.records import DEPTH, RESTARTS, SAVED, STDIN
 from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
-from .banners import RankLines
 from .launcher import ENVIRONMENT, check_tasks, find_launcher
 from .monitor import ProcessMonitor
 from .supervise import Job
@@ -42,8 +41,7 @@ _ROOM_BYTES = 256 << 10  # for the job's folder: with 2 ranks of Open MPI 140 kB
 
 def start(
     n: int | None, gpu_pct: float, max_restarts: int, find_hosts: Callable[[], Any] | None = None,
-    bind_to_core: bool = False, threads: int | None = None, tag_output: bool = False,
-    log_dir: str | os.PathLike[str] | None = None, output: str = "all",
+    bind_to_core: bool = False, threads: int | None = None,
 ) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` in the parent; returns "child" at once where one rank is enough, which is this process.
 
@@ -72,23 +70,20 @@ def start(
     environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
     stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
-    folder = os.path.abspath(log_dir) if log_dir else ""
-    lines = functools.partial(RankLines, tag_output, folder, output) if tag_output or log_dir else None
     sys.stdout.flush()
     sys.stderr.flush()
 
     def start_once(more: dict[str, str]) -> tuple[Verdict, str]:
         variables = environment | more
         on_hosts = others and functools.partial(others.open_monitor, find_hosts, variables, _script())
-        job, command = Job(n, variables, on_hosts or ProcessMonitor, lines), program
+        job, command = Job(n, variables, on_hosts or ProcessMonitor), program
         if found:
             family, launcher = found
-            options = family.options(bind_to_core, lines is not None) + job.monitor.options(family.name)
-            command = [launcher, "-n", str(n), *options, *program]
+            flags = (family.bound_flags if bind_to_core else family.flags).split()
+            command = [launcher, "-n", str(n), *flags, *job.monitor.options(family.name), *program]
         return job.run(command, stdin), job.saved
 
     try:
-        os.makedirs(folder or ".", exist_ok=True)
         _check_limits(n, 0 if others else n)
         status = _run(start_once, max_restarts)
     except OSError as error:

@@ -26,7 +26,7 @@ from ..ranks.identity import BEGAN_IN
 from ..ranks.runner import STACK_SIGNAL
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
-from .banners import STDERR, STDOUT, OutputThread, RankLines
+from .banners import STDERR, STDOUT, OutputThread
 from .monitor import FOLDER_VARIABLES, ProcessMonitor
 from .verdict import Death, Evidence, Verdict, describe_signal, failed_record, judge
 
@@ -44,12 +44,11 @@ class Job:
     Args:
         environment: of launcher and ranks.
         open_monitor: ProcessMonitor, or what takes the same arguments and gives a monitor of several machines.
-        lines: makes the RankLines of one output, of (hosts, STDOUT or STDERR); None: the ranks' lines are as they come.
     """
 
     def __init__(
         self, n_ranks: int, environment: dict[str, str] | None = None,
-        open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor, lines: Callable[..., RankLines] | None = None,
+        open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor,
     ):  # fmt: skip
         self.folder = os.path.join(tempfile.gettempdir(), f"mpi_util-{secrets.token_hex(8)}")
         self.saved = ""  # at the end, what rank 0 wrote in saved-0 (ranks.records.saved)
@@ -63,7 +62,6 @@ class Job:
         self._evidence.hosts, self._evidence.lost = self.monitor.hosts, self.monitor.lost
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._outputs: list[OutputThread] = []
-        self._lines = lines
         self._signals = -1  # becomes readable when one has come
         self._signalled_at = -math.inf  # the last SIGINT or SIGTERM
         self._notice_at = math.inf  # when to look whether rank 0 does what a signal asks for
@@ -90,8 +88,7 @@ class Job:
     def _supervise(self, arrivals: Arrivals) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
         for pipe, target in ((launcher.stdout, STDOUT), (launcher.stderr, STDERR)):
-            lines = self._lines(evidence.hosts, target) if self._lines else None
-            self._outputs += [OutputThread(pipe, target, lines)] if pipe else []
+            self._outputs += [OutputThread(pipe, target)] if pipe else []
         self.monitor.watch(launcher.pid, lambda _: None)
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()

@@ -260,13 +260,12 @@ def _flush() -> None:
             stream.flush()
 
 
-def hide_stdout(keeps: bool) -> None:
-    """From here on stdout goes to nothing, or to a parent that does not show it. Of `msg` it is stderr then."""
+def hide_stdout() -> None:
+    """From here on stdout goes to nothing. Of `msg` it is stderr then."""
     state(FailureState).shown = sys.stderr
-    if not keeps:
-        sys.stdout.flush()
-        os.dup2(nothing := os.open(os.devnull, os.O_WRONLY), 1)
-        os.close(nothing)
+    sys.stdout.flush()
+    os.dup2(nothing := os.open(os.devnull, os.O_WRONLY), 1)
+    os.close(nothing)
 
 
 def _note_end(error: BaseException) -> None:
