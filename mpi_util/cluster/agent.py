@@ -6,7 +6,6 @@ ranks. A side that receives nothing for `SILENCE_S` treats the other as lost, an
 
 import contextlib
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -51,19 +50,12 @@ agent.main(start["job"], start["ranks"], start["script"])
 def facts(script: str) -> dict[str, str]:
     """What must be the same on all hosts, by the names that a message gives it. `script`: its file; "": none."""
     sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
-    found = {"Python": platform.python_version(), "mpi_util": f"{_version('mpi_util')} {digest(sources)}"}
-    found |= {name: _version(name) for name in ("mpi4py", "numpy")}
+    found = {"Python": platform.python_version(), "mpi_util": digest(sources)}
     found["MPI"] = " ".join(launcher.ask_library()[0].replace("Version:", "").splitlines()[0].partition(",")[0].split())
     if script:
         with contextlib.suppress(OSError):
             found[script] = digest(Path(script).read_bytes())
     return found
-
-
-def _version(name: str) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return ""
 
 
 def machine() -> str:

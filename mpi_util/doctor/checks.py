@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -18,11 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError, UsageError
-from ..host import reap, segments
+from ..host import segments
 from ..host.cores import core_limits, update_threads, usable_cores
 from ..launch import launcher
 from ..ranks import identity
@@ -30,7 +28,6 @@ from ..ranks.state import state
 
 _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have answered
 _LAST_WORDS_S = 1.0
-_OLD_S = 60.0  # what is younger may belong to a job that is starting
 _SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
 _PACKAGE, _ROOM, _ = __name__.rsplit(".", 2)
 _NO_ANSWER = "no answer"
@@ -58,7 +55,7 @@ def examine(timeout_s: float = 10.0) -> list[Check]:
     first = time.monotonic() + _FIRST_PARTS * timeout_s
     code = f"import json; from {__name__} import mpi; print(json.dumps([*mpi()]))"
     asked = _start(sys.executable, "-c", code)
-    here, machine = [*_here()], [_shared_memory(), _dev_shm(), _leftovers()]
+    here, machine = [*_here()], [_shared_memory(), _dev_shm()]
     out, why = _finish(asked, first)
     found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
     missing = why or "not looked for: see above", "see above, or try with --timeout 60"
@@ -172,21 +169,6 @@ def _dev_shm() -> Check:
     do = f"{do}; docker run --shm-size=1g" * (shm.free < _SMALL_SHM)
     text = f"{shm.total >> 20} MiB, {shm.free >> 20} free"
     return Check(_SHM, text, do, {"total": shm.total, "free": shm.free})
-
-
-def _leftovers() -> Check:
-    """Of jobs that were killed so thoroughly that nothing could clean up: MPI's files, and jobs' folders."""
-    left = reap.unused_files()
-    jobs = Path(tempfile.gettempdir()).glob("mpi_util-*")
-    left += [job for job in jobs if (job / "alive-0").exists() and not reap.job_processes(str(job))]
-    paths = []
-    for path in left:
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD_S:
-                paths.append(str(path))
-    text = f"{len(paths)} of killed jobs" if paths else "none"
-    return Check("leftovers", text, f"rm -r {shlex.join(paths)}" if paths else "", {"paths": paths})
 
 
 def _judge_selftest(out: str, why: str) -> Check:

@@ -47,8 +47,9 @@ def mpi_fork(
         threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: chosen as above, by cores. Sums that are
             cut into other parts have other last bits, so give a number where results must not depend on the machine.
         max_restarts: how often the ranks are started again, from the program's beginning, after a rank or MPI failed.
-            Not after a signal from the user, status 2, an end that all ranks agreed on, or the same failure twice in a
-            row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts them. With n = 1 too.
+            Not under mpiexec; not after a signal from the user, status 2, an end that all ranks agreed on, or the same
+            failure twice in a row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts them. With
+            n = 1 too.
         hosts: where the ranks run: `h1:4,h2:4`, four on each, which ssh reaches without a password, with the same
             interpreter, packages, program and folder as here; the ranks get the environment of this process. Rank 0 is
             on the first. None: MPI_UTIL_HOSTS; else, in a batch script of Slurm, the hosts that it has given.
@@ -124,7 +125,7 @@ def start_ranks(
             return "child"
         raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
     if under_launcher() or role.job:
-        _become_rank(role, n, max_restarts)
+        _become_rank(role, n)
         return "child"
     identity.forget_launcher()
     named = hosts or hostfile or os.environ.get(HOSTS)  # Slurm's hosts are not for a single rank
@@ -171,8 +172,8 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
-    """In a rank: its output and rank 0's input, and a note on arguments that have no effect here."""
+def _become_rank(role: Role, n: int | None) -> None:
+    """In a rank: its output and rank 0's input, and a note on an `n` that has no effect here."""
     for stream in (sys.stdout, sys.stderr):
         # The ranks run with PYTHONUNBUFFERED, so that nothing is lost when one is killed. But that writes each argument
         # of print() on its own, and mixes the lines of several ranks.
@@ -188,8 +189,6 @@ def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
     if role.rank == 0 and n not in (role.size, None) and role.size:
         here = f"already under an MPI launcher with {role.size} ranks; n={n} is ignored"
         print(f"mpi_util: {failure.call_site()}: {here}", file=sys.stderr)
-    if role.rank == 0 and max_restarts and not role.job:
-        print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
 
 
 def _open_stdin(path: str) -> None:

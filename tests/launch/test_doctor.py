@@ -17,7 +17,7 @@ from launching import CLEAN_ENVIRONMENT
 START_S = 1.0  # of an interpreter on a busy machine
 NAMES = (
     "python", "mpi_util", "rank variables", "cores", "MPI library", "launcher", "shared memory", "/dev/shm",
-    "leftovers", "2 ranks",
+    "2 ranks",
 )  # fmt: skip
 
 
@@ -226,24 +226,6 @@ def test_no_memfd(tmp_path):
     found = doctor(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert found.status == 0 and {"shared memory", "2 ranks"} <= found.notes(), found
     assert "memfd_create" in found["shared memory"]["found"] and found["2 ranks"]["data"]["sharing"] == 1
-
-
-@pytest.mark.slow
-def test_leftovers_of_killed_jobs(tmp_path):
-    segment, job = Path(f"/dev/shm/mpich_shm_{os.getpid()}x"), tmp_path / "mpi_util-left"
-    job.mkdir()
-    os.mkfifo(job / "alive-0")
-    segment.write_bytes(b"x")
-    try:
-        young = doctor(TMPDIR=tmp_path)["leftovers"]["data"]
-        for path in (segment, job):
-            os.utime(path, (0, 0))
-        found = doctor(TMPDIR=tmp_path)
-    finally:
-        segment.unlink()
-    assert not {str(segment), str(job)} & set(young.get("paths", []))
-    assert {str(segment), str(job)} <= set(found["leftovers"]["data"]["paths"]) and found.status == 0
-    assert found["leftovers"]["do"].startswith("rm -r ")
 
 
 @pytest.mark.slow

@@ -156,6 +156,7 @@ def test_threads_that_fail_together_lose_no_report(tmp_path, n):
     assert "Traceback" in done.err and (n > 1 or (done.err.count("Traceback") == 4 and done.out == "True\n")), done
 
 
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="there only Python's own hook does that")
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_misspelt_name_is_suggested_as_python_does(tmp_path, n):
     program = tmp_path / "program.py"

@@ -61,7 +61,7 @@ def test_a_crash_and_the_watchdog_are_shown():
 def test_files_have_what_the_terminal_does_not_show(run_ranks, tmp_path):
     done = run_ranks("output.py", 3, "raise", "rank0", tmp_path, status=1)
     assert_shown(done.out + done.err, 0)
-    assert "[1] ValueError: bad in raise\n" in done.err and "[1] [rank 1] meant\n" in done.err
+    assert "[1] ValueError: bad in raise\n" in done.err and "[rank 1] meant\n" in done.err
     assert all(f"[{rank}] logged by {rank}\n" in done.err for rank in range(3))
     for rank in range(3):
         text = (tmp_path / f"rank-{rank}.txt").read_text()
