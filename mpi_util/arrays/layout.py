@@ -96,9 +96,8 @@ class ModelCopier:
     def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
         self.layout = layout
         self.pairs = list(pairs)
-        self._to_write = sorted(
-            self.pairs, key=lambda pair: pair[1].on_host
-        )  # first what can fail: a device, a framework
+        # first what can fail: a device, a framework
+        self._to_write = sorted(self.pairs, key=lambda pair: pair[1].on_host)
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "ModelCopier":

@@ -183,7 +183,6 @@ def _judge_selftest(out: str, why: str) -> Check:
     if why:
         return Check("2 ranks", why, do, found, bad=True)
     text = f"{found['bytes'] / 1e6:.0f} MB gathered and broadcast"
-    text += "".join(f"; update: {library} {n} threads" for library, n in found["threads"].items())
     return Check("2 ranks", text, "no shared memory between ranks: see above" * (found["sharing"] != 2), found)
 
 

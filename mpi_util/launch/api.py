@@ -10,7 +10,7 @@ import socket
 import stat
 import sys
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 from ..collectives.channel import channel_of, cluster_module
 from ..errors import LaunchError, UsageError, whole_number
@@ -80,7 +80,7 @@ def mpi_fork(
         identity.check_variables()
         if output not in ("all", "rank0"):
             raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
-        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, bind_to_core=bind_to_core, threads=threads)
+        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, bind_to_core, threads)
     except (LaunchError, UsageError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
@@ -108,16 +108,16 @@ def mpi_fork(
 
 def start_ranks(
     n: int | None, gpu_pct: float = 0.0, max_restarts: int = 0, hosts: str | None = None,
-    hostfile: str | os.PathLike[str] | None = None, **settings: Any,
+    hostfile: str | os.PathLike[str] | None = None, bind_to_core: bool = False, threads: int | None = None,
 ) -> Literal["parent", "child"]:  # fmt: skip
-    """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
-    for name, value, least in (("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)):
+    """`mpi_fork` without the preparation of the ranks."""
+    for name, value, least in (("n", n, 1), ("threads", threads, 1), ("max_restarts", max_restarts, 0)):
         if value is not None:
             whole_number(f"mpi_fork: {name}", value, least)
     role = state(Role)
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
-        os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
+        os.environ["MPI_UTIL_GPU_PCT"] = str(gpu_pct)
     if identity.RANK_PID not in os.environ and not multiprocess_parent():
         role.owner = os.getpid()  # of a program that forks first, to go into the background, this is the rank
     if in_child_of_rank():
@@ -135,7 +135,7 @@ def start_ranks(
     from . import fork
 
     find = (lambda: cluster.find(hosts, hostfile)) if cluster else None
-    return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, **settings)
+    return fork.start(None if n is None else int(n), max_restarts, find, bind_to_core)
 
 
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:

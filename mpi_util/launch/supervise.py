@@ -72,21 +72,20 @@ class Job:
         """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory."""
         with self._signals_caught():
             try:
-                evidence = self._evidence
-                arrivals = Arrivals(evidence.n_ranks, evidence.folder, self.monitor.record)
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=self._environment, stdin=stdin,
                     cwd=None if hasattr(builtins, "__IPYTHON__") else BEGAN_IN,  # %cd is above the program
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
-                verdict = self._supervise(arrivals)
+                verdict = self._supervise()
             finally:
                 self.monitor.close()
             return verdict._replace(cause="") if self._new_signals() else verdict  # the user ends it: no restart
 
-    def _supervise(self, arrivals: Arrivals) -> Verdict:
+    def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
+        arrivals = Arrivals(evidence.n_ranks, self.monitor)
         for pipe, target in ((launcher.stdout, STDOUT), (launcher.stderr, STDERR)):
             self._outputs += [OutputThread(pipe, target)] if pipe else []
         self.monitor.watch(launcher.pid, lambda _: None)
@@ -191,7 +190,7 @@ class Job:
         new = b""
         with contextlib.suppress(OSError):  # none has come, or this is not the main thread
             new = os.read(self._signals, 64)
-        if signal.SIGTSTP in new:
+        if signal.SIGTSTP in new and not self.monitor.hosts:  # others' agents would take this one for lost
             self.monitor.pause()
         return [signum for signum in new if signum in _SIGNALS]
 
@@ -234,11 +233,11 @@ class Arrivals:
     A rank may hang above mpi_fork (an import from a network file system), be stopped, or never return from MPI_Init;
     the others wait for it there.
 
-    Args: n_ranks: of the job. record: gives that of a rank.
+    Args: n_ranks: of the job. monitor: its processes.
     """
 
-    def __init__(self, n_ranks: int, folder: Path, record: Callable[[int], dict[str, Any]]):
-        self._folder, self._job, self._record = folder, str(folder), record
+    def __init__(self, n_ranks: int, monitor: ProcessMonitor):
+        self._folder, self._job, self._record = monitor.folder, str(monitor.folder), monitor.record
         self._waiting = set(range(n_ranks))  # those that have not come
         self._last_step = "mpi" if n_ranks > 1 else "shm"  # of a record; a single rank starts no MPI
         self._looked_at, self._waited = time.monotonic(), 0.0  # without the time for which this process was stopped
