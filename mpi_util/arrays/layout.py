@@ -1,6 +1,7 @@
 """Where arrays lie in one block of bytes, and how a model's values get into it and out of it. Runs in every rank."""
 
 import functools
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterable
@@ -60,13 +61,10 @@ class Layout:
         self.entries, self.nbytes, self.aliases = entries, nbytes, aliases
 
     @classmethod
-    def of(cls, arrays: Iterable[tuple[Any, ...]], packed: bool = False, aliases: Iterable[Any] = ()) -> "Layout":
-        """The arrays, such as slots, (name, dtype, shape, ...) each, one after another at aligned offsets.
-
-        Args: packed: those of one dtype lie together without gaps, so that they can be added up as one; see `runs`.
-        """
+    def of(cls, arrays: Iterable[tuple[Any, ...]], aliases: Iterable[Any] = ()) -> "Layout":
+        """The arrays, such as slots, (name, dtype, shape, ...) each, one after another at aligned offsets."""
         named = tuple((*array[:3], getattr(array, "kind", "")) for array in arrays)
-        return _layout(named, packed, tuple(aliases))
+        return _layout(named, tuple(aliases))
 
     @functools.cached_property
     def kinds(self) -> list[tuple[str, Any, tuple[int, ...]]]:
@@ -82,28 +80,14 @@ class Layout:
         """The arrays over `memory`, which has at least `nbytes`."""
         return [entry.view(memory) for entry in self.entries]
 
-    def runs(self, memory: Any) -> list[np.ndarray]:
-        """The arrays over `memory` if they are packed: all of one dtype as one flat array."""
-        starts: dict[Any, int] = {}
-        sizes: dict[Any, int] = {}
-        for entry in self.entries:
-            starts.setdefault(entry.dtype, entry.start)
-            sizes[entry.dtype] = sizes.get(entry.dtype, 0) + math.prod(entry.shape)
-        return [np.ndarray((size,), dtype, memory, starts[dtype]) for dtype, size in sizes.items()]
-
 
 @functools.lru_cache(maxsize=128)  # to make one takes longer than to send a small model
-def _layout(arrays: tuple[Any, ...], packed: bool, aliases: tuple[Any, ...]) -> Layout:
-    order = sorted(range(len(arrays)), key=lambda i: str(arrays[i][1])) if packed else range(len(arrays))
-    entries: list[Any] = [None] * len(arrays)
-    end, before = 0, None
-    for i in order:
-        name, dtype, shape, kind = arrays[i]
-        if not packed or dtype != before:
-            end, before = align(end), dtype
-        entries[i] = Entry(name, portable(dtype), shape, end, kind)
-        end += dtype.itemsize * math.prod(shape)
-    return Layout(tuple(entries), align(end), aliases)
+def _layout(arrays: tuple[Any, ...], aliases: tuple[Any, ...]) -> Layout:
+    sizes = [align(dtype.itemsize * math.prod(shape)) for _, dtype, shape, _ in arrays]
+    *starts, nbytes = itertools.accumulate(sizes, initial=0)
+    named = zip(arrays, starts)
+    entries = (Entry(name, portable(dtype), shape, start, kind) for (name, dtype, shape, kind), start in named)
+    return Layout(tuple(entries), nbytes, aliases)
 
 
 class ModelCopier:
@@ -112,9 +96,8 @@ class ModelCopier:
     def __init__(self, layout: Layout, pairs: Iterable[tuple[Entry, Slot]]):
         self.layout = layout
         self.pairs = list(pairs)
-        self._to_write = sorted(
-            self.pairs, key=lambda pair: pair[1].on_host
-        )  # first what can fail: a device, a framework
+        # first what can fail: a device, a framework
+        self._to_write = sorted(self.pairs, key=lambda pair: pair[1].on_host)
 
     @classmethod
     def of(cls, slots: list[Slot]) -> "ModelCopier":

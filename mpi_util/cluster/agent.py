@@ -6,7 +6,6 @@ ranks. A side that receives nothing for `SILENCE_S` treats the other as lost, an
 
 import contextlib
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -51,19 +50,12 @@ agent.main(start["job"], start["ranks"], start["script"])
 def facts(script: str) -> dict[str, str]:
     """What must be the same on all hosts, by the names that a message gives it. `script`: its file; "": none."""
     sources = b"".join(path.read_bytes() for path in sorted(_PACKAGE.rglob("*.py")))
-    found = {"Python": platform.python_version(), "mpi_util": f"{_version('mpi_util')} {digest(sources)}"}
-    found |= {name: _version(name) for name in ("mpi4py", "numpy")}
+    found = {"Python": platform.python_version(), "mpi_util": digest(sources)}
     found["MPI"] = " ".join(launcher.ask_library()[0].replace("Version:", "").splitlines()[0].partition(",")[0].split())
     if script:
         with contextlib.suppress(OSError):
             found[script] = digest(Path(script).read_bytes())
     return found
-
-
-def _version(name: str) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(name)
-    return ""
 
 
 def machine() -> str:
@@ -76,7 +68,7 @@ class Agent:
     """The process on the host, until its end. Args: ranks: that will be here. parent: that started it."""
 
     def __init__(self, folder: Path, ranks: list[int], parent: "JsonLines"):
-        self._folder, self._lowest = folder, min(ranks, default=-1)
+        self._folder = folder
         self._monitor = ProcessMonitor(folder, ranks, self._died)
         self._parent = parent
         self._heard = time.monotonic()
@@ -102,8 +94,7 @@ class Agent:
         for message in messages or ():
             self._heard = time.monotonic()
             if "beat" in message:
-                stopped = self._monitor.is_stopped(self._lowest)
-                self._parent.say(beat=message["beat"], time=time.time(), stopped=stopped)
+                self._parent.say(beat=message["beat"], time=time.time())
             elif "start" in message:
                 self._start(message["start"], message["command"])
             elif "signal" in message:

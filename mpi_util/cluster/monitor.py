@@ -24,7 +24,6 @@ from typing import Any
 from ..errors import HostError, LaunchError
 from ..launch.monitor import FOLDER_VARIABLES, ProcessMonitor
 from ..launch.verdict import Death
-from ..ranks.failure import print_line
 from ..ranks.identity import BEGAN_IN
 from . import agent, rsh
 
@@ -50,7 +49,6 @@ class Remote(agent.JsonLines):
 
     lost = ""  # why the host cannot be reached
     done = False  # the agent has ended what was there, or the host is lost
-    stopped = False  # the lowest rank there
     offset_s = 0.0  # how far its clock is ahead of this one's, by the shortest trip there and back
 
     def __init__(self, name: str, shell: tuple[str, ...], start: dict[str, Any]):
@@ -80,7 +78,7 @@ class Remote(agent.JsonLines):
         self._heard = time.monotonic()
         for message in messages:
             if "beat" in message:
-                now, self.stopped = time.time(), message["stopped"]
+                now = time.time()
                 if 0 <= now - message["beat"] < self._trip_s:
                     self._trip_s = now - message["beat"]
                     self.offset_s = message["time"] - (message["beat"] + now) / 2
@@ -169,20 +167,16 @@ def _compare(remotes: dict[str, Remote], script: str, machines: dict[str, str]) 
                 messages = each.receive()
             elif time.monotonic() > deadline:
                 each.lose(f"it does not answer within {_HELLO_S:g} s")
-        found[name] = each.lost or _difference(messages[0]["facts"], own, script)
+        found[name] = each.lost or _difference(messages[0]["facts"], own)
         if not found[name] and (other := machines.setdefault(messages[0]["machine"], name)) != name:
             found[name] = f"it is {other}, by another name"
     return found
 
 
-def _difference(there: dict[str, str], here: dict[str, str], script: str) -> str:
-    if script and script not in there:
-        return f"it has no {script}"
+def _difference(there: dict[str, str], here: dict[str, str]) -> str:
     for name, value in here.items():
         if there.get(name) != value:
-            if name == script:
-                return f"its {script} has another content than the one here"
-            return f"it has {name} {there.get(name) or '(none)'}; here it is {value or '(none)'}"
+            return f"it has {name} {there[name]}; here it is {value}" if name in there else f"it has no {name}"
     return ""
 
 
@@ -232,17 +226,6 @@ class ClusterMonitor(ProcessMonitor):
             each.say(signal=signum, rank=rank)
         else:
             super().signal(rank, signum)
-
-    def is_stopped(self, rank: int) -> bool:
-        """See ProcessMonitor; on other hosts of their lowest rank only."""
-        each = self._remotes.get(self.hosts.get(rank, ""))
-        return each.stopped if each else super().is_stopped(rank)
-
-    def pause(self) -> None:
-        """See ProcessMonitor: the agents would take this host for lost."""
-        if not self._remotes:
-            return super().pause()
-        print_line("mpi_util: a job on several hosts cannot pause; Ctrl-C ends it")
 
     def kill(self) -> None:
         """Ends what is left of the job, on other hosts by their agents; what has happened until then is reported."""

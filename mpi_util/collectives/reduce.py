@@ -105,7 +105,7 @@ class _Sum:
     """One sum or mean: what this rank adds, and how rows are added up."""
 
     arrays: Arrays
-    layout: Layout  # of a row: the arrays of each dtype lie together; float16 is added up as float32
+    layout: Layout  # of a row; float16 is added up as float32
     addends: list[np.ndarray]  # this rank's arrays as they are added up, in the order of the layout
 
     def __init__(self, op: str, make: Callable[[], Arrays], divisor: int):
@@ -120,7 +120,7 @@ class _Sum:
                 raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be averaged; use a float dtype")
         dtypes = (np.dtype("f4") if array.dtype == "f2" else array.dtype for array in self._there.values())
         named = zip(self._there, dtypes, (array.shape for array in self._there.values()))
-        self.layout = Layout.of(named, packed=True)
+        self.layout = Layout.of(named)
         self.addends = [np.asarray(array, e.dtype) for array, e in zip(self._there.values(), self.layout.entries)]
         made = self.arrays.items()
         return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
@@ -131,7 +131,7 @@ class _Sum:
 
     def combine(self, rows: Sequence[np.ndarray], total: np.ndarray) -> None:
         """Adds up rows in their order, and for a mean divides, into `total`."""
-        for first, second, *rest, out in zip(*(self.layout.runs(row) for row in (*rows, total))):
+        for first, second, *rest, out in zip(*map(self.layout.views, (*rows, total))):
             np.add(first, second, out=out)
             for row in rest:
                 np.add(out, row, out=out)

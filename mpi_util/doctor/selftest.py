@@ -1,7 +1,6 @@
 """Two ranks gather and broadcast 62 MB, and check it. Runs in ranks that `python -m mpi_util doctor` starts."""
 
 import json
-import os
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ from ..collectives.gather import rank0_accum_batches
 from ..collectives.reduce import all_sum
 from ..launch.api import mpi_fork
 from ..ranks.identity import rank
-from ..ranks.state import state
-from ..ranks.threads import Threads
 
 _ROWS = 15_500_000  # float32, 62 MB; each of them exact
 
@@ -28,11 +25,8 @@ def run() -> None:
     rank0_bcast_wts(weights)
     batch = rank0_accum_batches(mine)
     right = all_sum(int(np.array_equal(weights["w"], whole) and (rank() > 0 or np.array_equal(batch["x"], whole))))
-    rank0_accum_batches(mine)  # after which rank 0 has the threads of its update
     if rank() == 0:
         found: dict[str, Any] = dict(bytes=whole.nbytes, ranks=size, right=int(right) == size)
-        pools = state(Threads).pools.items()  # by library
-        found["threads"] = {os.path.basename(path): pool.get() for path, pool in pools if pool.ours}  # else the user's
         found["sharing"] = channel.machine.count(0)  # ranks that share memory
         print(json.dumps(found), flush=True)
 

@@ -6,16 +6,17 @@ inside `hosts_module`, where several machines are named.
 
 import io
 import os
+import socket
 import stat
 import sys
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 from ..collectives.channel import channel_of, cluster_module, open_teams
 from ..errors import LaunchError, UsageError, whole_number
 from ..host.cores import UPDATE_THREADS, usable_cores
 from ..ranks import failure, identity
-from ..ranks.console import print0_once
+from ..ranks.console import mark_lines, print0_once
 from ..ranks.identity import Role, in_child_of_rank, multiprocess_parent, under_launcher
 from ..ranks.records import DEPTH, STDIN
 from ..ranks.state import state
@@ -46,16 +47,18 @@ def mpi_fork(
         threads: of rank 0's BLAS, torch and TensorFlow while it updates; None: chosen as above, by cores. Sums that are
             cut into other parts have other last bits, so give a number where results must not depend on the machine.
         max_restarts: how often the ranks are started again, from the program's beginning, after a rank or MPI failed.
-            Not after a signal from the user, status 2, an end that all ranks agreed on, or the same failure twice in a
-            row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts them. With n = 1 too.
+            Not under mpiexec; not after a signal from the user, status 2, an end that all ranks agreed on, or the same
+            failure twice in a row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts them. With
+            n = 1 too.
         hosts: where the ranks run: `h1:4,h2:4`, four on each, which ssh reaches without a password, with the same
             interpreter, packages, program and folder as here; the ranks get the environment of this process. Rank 0 is
             on the first. None: MPI_UTIL_HOSTS; else, in a batch script of Slurm, the hosts that it has given.
         hostfile: the same, as a file with a line for each host: `h1:4`, `h1 slots=4` or `h1`, which is one rank. It is
             read again before each restart, which leaves out hosts that cannot be used.
-        tag_output: each line that a rank prints begins with `[rank@host]`, or `[rank]` on one machine.
-        log_dir: a folder, on this machine, for files rank-0.txt, rank-1.txt, ... with what each rank prints; it is
-            printed as well. Existing files are appended to.
+        tag_output: each line that the Python code of a rank prints below this call begins with `[rank]`, or with
+            `[rank@host]` on several machines.
+        log_dir: a folder, on the rank's machine, for files rank-0.txt, rank-1.txt, ... with what that code prints; it
+            is printed as well. Existing files are appended to.
         output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
             prints to stderr then. A `log_dir` gets it.
         exit: the process that has started the ranks ends here, in place of returning "parent".
@@ -77,23 +80,29 @@ def mpi_fork(
     _open_standard_streams()
     try:
         identity.check_variables()
-        given = dict(bind_to_core=bind_to_core, threads=threads, tag_output=tag_output, log_dir=log_dir, output=output)
-        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, ranks_per_env, **given)
+        if output not in ("all", "rank0"):
+            raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
+        side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, bind_to_core, threads, ranks_per_env)
     except (LaunchError, UsageError, KeyboardInterrupt):
         failure.install()  # so that it is reported in one line
         raise
     if side == "child" and not in_child_of_rank():
         failure.install()
         if output == "rank0" and identity.rank():
-            failure.hide_stdout(keeps=bool(state(Role).job and log_dir))
+            failure.hide_stdout()
         if threads:
             os.environ[UPDATE_THREADS] = str(threads)
         if not any(name.startswith(("XLA_CLIENT_", "XLA_PYTHON_CLIENT_")) for name in os.environ):
             # else JAX takes three quarters of the GPU's memory in each process that opens it
             share = ("XLA_CLIENT_MEM_FRACTION", str(gpu_pct)) if gpu_pct else ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
             os.environ.update([share])
-        state(Role).ranks_per_env = k = ranks_per_env or 0
-        open_teams(k) if k > 1 else channel_of()  # from here on each rank knows when another ends, however early
+        channel = channel_of()  # from here on each rank knows when another ends, however early
+        if (tag_output or log_dir) and under_launcher():
+            host = f"@{socket.gethostname()}" * any(channel.machine)
+            mark_lines(f"[{identity.rank()}{host}] " * tag_output, log_dir)
+        state(Role).ranks_per_env = ranks_per_env or 0
+        if ranks_per_env and ranks_per_env > 1:
+            open_teams(ranks_per_env)
         state(Threads).start(identity.rank() == 0)
         if threads and threads > (cores := usable_cores()):
             print0_once(f"mpi_util: {threads} threads on {cores} core{'s' * (cores > 1)}: the same bits, but slower")
@@ -104,19 +113,23 @@ def mpi_fork(
 
 def start_ranks(
     n: int | None, gpu_pct: float = 0.0, max_restarts: int = 0, hosts: str | None = None,
-    hostfile: str | os.PathLike[str] | None = None, ranks_per_env: int | None = None, **settings: Any,
+    hostfile: str | os.PathLike[str] | None = None, bind_to_core: bool = False, threads: int | None = None,
+    ranks_per_env: int | None = None,
 ) -> Literal["parent", "child"]:  # fmt: skip
-    """`mpi_fork` without the preparation of the ranks. `settings`: its other arguments."""
-    counts = ("n", n, 1), ("threads", settings.get("threads"), 1), ("max_restarts", max_restarts, 0)
-    for name, value, least in (*counts, ("ranks_per_env", ranks_per_env, 1)):
+    """`mpi_fork` without the preparation of the ranks."""
+    counts = (
+        ("n", n, 1),
+        ("threads", threads, 1),
+        ("max_restarts", max_restarts, 0),
+        ("ranks_per_env", ranks_per_env, 1),
+    )
+    for name, value, least in counts:
         if value is not None:
             whole_number(f"mpi_fork: {name}", value, least)
-    if (output := settings.get("output", "all")) not in ("all", "rank0"):
-        raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
     role = state(Role)
     role.is_parent = False  # in a notebook it may have been
     if gpu_pct:
-        os.environ.setdefault("MPI_UTIL_GPU_PCT", str(gpu_pct))
+        os.environ["MPI_UTIL_GPU_PCT"] = str(gpu_pct)
     if ranks_per_env and not os.path.isdir(f"{os.path.dirname(__file__)}/../simulators"):
         raise LaunchError("mpi_fork: ranks_per_env= needs mpi_util/simulators/, which is missing")
     size = role.size if under_launcher() else n
@@ -131,21 +144,18 @@ def start_ranks(
             return "child"
         raise LaunchError(f"mpi_fork({n}) in a process that rank {role.rank} has forked: it cannot start ranks")
     if under_launcher() or role.job:
-        _become_rank(role, n, max_restarts)
+        _become_rank(role, n)
         return "child"
     identity.forget_launcher()
     named = hosts or hostfile or os.environ.get(HOSTS)  # Slurm's hosts are not for a single rank
     cluster = hosts_module(hosts, hostfile, nested=os.environ.get(DEPTH, "0") != "0") if n != 1 or named else None
     if n == 1 and not max_restarts and not cluster:
-        folder = os.path.dirname(sys.executable)
-        if os.access(f"{folder}/mpiexec", os.X_OK) and folder not in os.get_exec_path():
-            os.environ["PATH"] = os.pathsep.join([folder, *os.get_exec_path()])  # where MPI_Comm_spawn looks for it
         return "child"
     from . import fork
 
     per_env = ranks_per_env or 1
     find = (lambda: cluster.find(hosts, hostfile).in_teams(per_env)) if cluster else None
-    return fork.start(None if n is None else int(n), gpu_pct, max_restarts, find, per_env, **settings)
+    return fork.start(None if n is None else int(n), max_restarts, find, bind_to_core, per_env)
 
 
 def nslots(hosts: str | None = None, hostfile: str | os.PathLike[str] | None = None) -> int:
@@ -182,8 +192,8 @@ def _open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
-    """In a rank: its output and rank 0's input, and a note on arguments that have no effect here."""
+def _become_rank(role: Role, n: int | None) -> None:
+    """In a rank: its output and rank 0's input, and a note on an `n` that has no effect here."""
     for stream in (sys.stdout, sys.stderr):
         # The ranks run with PYTHONUNBUFFERED, so that nothing is lost when one is killed. But that writes each argument
         # of print() on its own, and mixes the lines of several ranks.
@@ -199,8 +209,6 @@ def _become_rank(role: Role, n: int | None, max_restarts: int) -> None:
     if role.rank == 0 and n not in (role.size, None) and role.size:
         here = f"already under an MPI launcher with {role.size} ranks; n={n} is ignored"
         print(f"mpi_util: {failure.call_site()}: {here}", file=sys.stderr)
-    if role.rank == 0 and max_restarts and not role.job:
-        print("mpi_util: under an MPI launcher max_restarts is ignored; start without it", file=sys.stderr)
 
 
 def _open_stdin(path: str) -> None:

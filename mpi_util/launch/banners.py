@@ -9,10 +9,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Mapping
 from typing import IO
-
-from ..ranks.failure import print_line
 
 # Open MPI draws lines of exactly 74 dashes (4.x: 55 too), as users may; so the next line must name the launcher.
 _DASHES = rb"(?<!-)(?P<dashes>-{74}|-{55})\n.*"
@@ -60,10 +57,6 @@ _UNFINISHED = re.compile(  # what has arrived of a banner
 )  # fmt: skip
 _LARGEST_BANNER_BYTES = 8192
 _CHUNK_BYTES = 1 << 16
-# What stands before each piece of output, with the rank in it: as hydra is asked to write it, and as Open MPI does.
-MARK = "\x02%r\x03"
-_MARK = re.compile(rb"\x02(\d+)\x03|^\[\d+,(\d+)\]<std(?:out|err)>: ?", re.MULTILINE)
-_HALF_A_MARK = re.compile(rb"(?:\x02\d*|^\[[\d,]*(?:\](?:<[a-z]*>?:?)?)?)\Z", re.MULTILINE)
 _HOLD_S = 0.05  # how long a line waits that may be the start of a banner: launchers write a banner at once
 _LOOK_S = 0.5  # between two looks at the deadline
 STDOUT, STDERR = 1, 2
@@ -100,81 +93,6 @@ class BannerFilter:
         return match.group() if any(text in match.group() for text in _ALSO_PASSED) else b""
 
 
-class RankLines:
-    """Splits an output of the launcher, in which each piece begins with its rank, into whole lines of each rank.
-
-    Args: tag, folder, output: as `mpi_fork`'s; "" is no folder. hosts: of each rank; {}: all are on this machine.
-    target: STDOUT or STDERR; of the first, ranks that are not shown have their files alone.
-    """
-
-    def __init__(self, tag: bool, folder: str, output: str, hosts: Mapping[int, str], target: int):
-        self._hosts, self._tag, self._folder = hosts, tag, folder
-        self._rank0_only = output == "rank0" and target == STDOUT
-        self._rank = -1  # whose piece has come last; -1: the launcher's own words
-        self._mark = b""  # the beginning of a mark whose rest has not arrived
-        self._lines: dict[int, bytes] = {}  # of each rank, the line whose end has not arrived
-        self._filters: dict[int, BannerFilter] = {}
-
-    @property
-    def banners(self) -> str:
-        return "".join(each.banners for each in self._filters.values())
-
-    @property
-    def held(self) -> bytes:
-        return b"".join(each.held for each in self._filters.values())
-
-    def feed(self, data: bytes) -> bytes:
-        """Takes what has just arrived; returns the lines that are whole, without banners."""
-        data = self._mark + data
-        self._mark = match.group() if (match := _HALF_A_MARK.search(data)) else b""
-        first, *pieces = _MARK.split(data.removesuffix(self._mark))
-        found = self._add(first)
-        for ours, theirs, piece in zip(pieces[::3], pieces[1::3], pieces[2::3]):
-            self._rank = int(ours or theirs)
-            found += self._add(piece)
-        return found
-
-    def release(self, ended: bool = False) -> bytes:
-        """What was held back, as in `BannerFilter`; and at the end the lines that were cut short."""
-        found = b""
-        for rank in [*self._lines] if ended else ():
-            self._rank = rank
-            found += self._add(b"\n")
-        return found + b"".join(self._tagged(rank, each.release(ended)) for rank, each in self._filters.items())
-
-    def _add(self, piece: bytes) -> bytes:
-        found = b""
-        for part in piece.splitlines(True):
-            rank, line = self._rank, self._lines.pop(self._rank, b"") + part
-            if line.endswith((b"\n", b"\r")):  # \r: of a progress bar
-                found += self._tagged(rank, self._filters.setdefault(rank, BannerFilter()).feed(line))
-            else:
-                self._lines[rank] = line
-            if line.endswith(b"\n"):
-                self._rank = -1
-        return found
-
-    def _tagged(self, rank: int, lines: bytes) -> bytes:
-        if rank < 0 or not lines:
-            return lines
-        if self._folder:
-            try:
-                path = os.path.join(self._folder, f"rank-{rank}.txt")
-                flags = os.O_NOFOLLOW | os.O_NONBLOCK  # the last: a FIFO that no one reads is refused
-                with open(path, "ab", opener=lambda name, mode: os.open(name, mode | flags, 0o666)) as file:
-                    file.write(lines)
-            except OSError as error:  # a full disk: the job continues, and its output has to be read
-                print_line(f"mpi_util: log_dir: {error}; nothing more is written there")
-                self._folder = ""
-        if rank and self._rank0_only:
-            return b""
-        if not self._tag:
-            return lines
-        host = self._hosts.get(rank)
-        tag = (f"[{rank}@{host}] " if host else f"[{rank}] ").encode()
-        return b"".join(tag + line for line in lines.splitlines(True))
-
-
 class OutputThread(threading.Thread):
     """Passes one output of the launcher on to this process's, without the launcher's banners, from when it is made.
 
@@ -182,9 +100,9 @@ class OutputThread(threading.Thread):
     It ends at `deadline`, of time.monotonic(), even if a process that left the job still holds its pipe open.
     """
 
-    def __init__(self, source: IO[bytes], target: int, lines: RankLines | None = None):
+    def __init__(self, source: IO[bytes], target: int):
         super().__init__(daemon=True)
-        self.filter = lines or BannerFilter()
+        self.filter = BannerFilter()
         self.stalls = False
         self.deadline = math.inf
         self._source, self._target = source, target

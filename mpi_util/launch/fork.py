@@ -22,14 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from ..errors import LaunchError
-from ..host.cores import UPDATE_THREADS, usable_cores
+from ..host.cores import usable_cores
 from ..ranks import runner
 from ..ranks.failure import print_line
 from ..ranks.identity import RANK_PID, Role, multiprocess_parent
 from ..ranks.records import DEPTH, RESTARTS, SAVED, STDIN
 from ..ranks.state import state
 from ..ranks.threads import environment as threads_environment
-from .banners import RankLines
 from .launcher import ENVIRONMENT, check_tasks, find_launcher
 from .monitor import ProcessMonitor
 from .supervise import Job
@@ -41,9 +40,8 @@ _ROOM_BYTES = 256 << 10  # for the job's folder: with 2 ranks of Open MPI 140 kB
 
 
 def start(
-    n: int | None, gpu_pct: float, max_restarts: int, find_hosts: Callable[[], Any] | None = None, per_env: int = 1,
-    bind_to_core: bool = False, threads: int | None = None, tag_output: bool = False,
-    log_dir: str | os.PathLike[str] | None = None, output: str = "all",
+    n: int | None, max_restarts: int, find_hosts: Callable[[], Any] | None = None, bind_to_core: bool = False,
+    per_env: int = 1,
 ) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` in the parent; returns "child" at once where one rank is enough, which is this process.
 
@@ -70,26 +68,23 @@ def start(
         raise LaunchError(f"mpi_fork({n}) in a rank of a job that a rank has started: does the program start itself?")
     # a launcher takes a colon for the beginning of another program
     program = [runner.COLON if word == ":" else word for word in _command_of_rank()]
-    environment = _rank_environment(gpu_pct, bind_to_core, threads) | {DEPTH: str(depth + 1)}
+    environment = _rank_environment(bind_to_core) | {DEPTH: str(depth + 1)}
     stdin, environment[STDIN] = _stdin_for_ranks(others is not None)
     found = find_launcher() if n > 1 or others else None
-    folder = os.path.abspath(log_dir) if log_dir else ""
-    lines = functools.partial(RankLines, tag_output, folder, output) if tag_output or log_dir else None
     sys.stdout.flush()
     sys.stderr.flush()
 
     def start_once(more: dict[str, str]) -> tuple[Verdict, str]:
         variables = environment | more
         on_hosts = others and functools.partial(others.open_monitor, find_hosts, variables, _script())
-        job, command = Job(n, variables, on_hosts or ProcessMonitor, lines), program
+        job, command = Job(n, variables, on_hosts or ProcessMonitor), program
         if found:
             family, launcher = found
-            options = family.options(bind_to_core, lines is not None) + job.monitor.options(family.name)
-            command = [launcher, "-n", str(n), *options, *program]
+            flags = (family.bound_flags if bind_to_core else family.flags).split()
+            command = [launcher, "-n", str(n), *flags, *job.monitor.options(family.name), *program]
         return job.run(command, stdin), job.saved
 
     try:
-        os.makedirs(folder or ".", exist_ok=True)
         _check_limits(n, 0 if others else n)
         status = _run(start_once, max_restarts)
     except OSError as error:
@@ -171,9 +166,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
         if option == "--":
             break
         with_value = None if option.startswith("--") else re.search("[cmWX]", option)  # attached, or the next argument
-        if option == "--check-hash-based-pycs":
-            flags += [option, rest.pop(0)]
-        elif with_value is None:
+        if with_value is None:
             flags.append(option)
         else:
             at = with_value.start()
@@ -211,11 +204,10 @@ def _stdin_for_ranks(others: bool) -> tuple[int | None, str]:
     return (subprocess.DEVNULL, path) if opens and not others else (None, "")
 
 
-def _rank_environment(gpu_pct: float, bind_to_core: bool, threads: int | None) -> dict[str, str]:
+def _rank_environment(bind_to_core: bool) -> dict[str, str]:
     environment = ENVIRONMENT | dict(os.environ) | threads_environment(os.environ)
-    environment |= {"PYTHONUNBUFFERED": "1", "MPI_UTIL_GPU_PCT": str(gpu_pct)}
+    environment["PYTHONUNBUFFERED"] = "1"
     environment.pop(RANK_PID, None)
-    environment |= {UPDATE_THREADS: str(threads)} if threads else {}
     environment |= {"MPI_UTIL_BOUND": "1"} if bind_to_core else {}
     if os.isatty(1):
         size = shutil.get_terminal_size()

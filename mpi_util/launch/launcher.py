@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..ranks.identity import alone, number_in, srun_option
-from .banners import MARK
 
 _LAUNCHER_NAMES = ("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi")
 _TIMEOUT_S = 60.0  # for a library or launcher on a slow network file system
@@ -46,10 +45,6 @@ class Family(NamedTuple):
     launcher: str  # pattern of the launcher's --version output
     flags: str  # for more ranks than cores, and no binding: a bound rank 0 has one core for its update
     bound_flags: str  # to bind each rank to a core, which it shares if there are more ranks than cores
-    marked: str  # to begin each piece of output with its rank (banners.RankLines)
-
-    def options(self, bound: bool, marked: bool) -> list[str]:
-        return (self.bound_flags if bound else self.flags).split() + self.marked.split() * marked
 
 
 # Defaults for all MPI families; each ignores the others', and what the user has set wins. SLURM_OVERLAP: in a shell of
@@ -62,19 +57,16 @@ ENVIRONMENT = {"I_MPI_PIN": "off", "HYDRA_BINDING": "none", "SLURM_OVERLAP": "1"
 ENVIRONMENT |= {"UCX_LOG_LEVEL": "error", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENVIRONMENT |= {"HOME": os.path.expanduser("~").replace("~", "/")}  # Open MPI needs one, which services lack
 _INTEL = r"Intel\(R\) MPI"
-_HYDRA = f"-prepend-pattern {MARK}"
 _FAMILIES = (
-    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core", _HYDRA),
-    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "", "-bind-to core", _HYDRA),
+    Family("Intel MPI", "impi-rt", _INTEL, _INTEL, "", "-genv I_MPI_PIN on -genv I_MPI_PIN_DOMAIN core"),
+    Family("MPICH", "mpich", "MPICH|MVAPICH", "HYDRA build details", "", "-bind-to core"),
     Family(
         "Open MPI 5", "openmpi", r"Open MPI v[5-9]", r"\(Open MPI\) [5-9]",
         "--map-by slot:OVERSUBSCRIBE --bind-to none", "--map-by slot:OVERSUBSCRIBE --bind-to core:overload-allowed",
-        "--output tag",
     ),
     Family(
         "Open MPI 4", "openmpi", r"Open MPI v[1-4]\.", r"\((Open MPI|OpenRTE)\) [1-4]\.",
         "--oversubscribe --bind-to none", "--oversubscribe --map-by core --bind-to core:overload-allowed",
-        "--tag-output",
     ),
 )  # fmt: skip
 

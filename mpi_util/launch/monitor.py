@@ -88,9 +88,6 @@ class ProcessMonitor:
         else:
             self.refused = signum
 
-    def is_stopped(self, rank: int) -> bool:
-        return reap.is_stopped(self.record(rank).get("pid", 0))
-
     def pause(self) -> None:
         """Ctrl-Z: all processes of the job stop with this one, and continue with it (`fg`)."""
         stopped = reap.job_processes(str(self.folder), stop=True)

@@ -26,7 +26,7 @@ from ..ranks.identity import BEGAN_IN
 from ..ranks.runner import STACK_SIGNAL
 from ..ranks.state import state
 from ..ranks.watchdog import Watchdog
-from .banners import STDERR, STDOUT, OutputThread, RankLines
+from .banners import STDERR, STDOUT, OutputThread
 from .monitor import FOLDER_VARIABLES, ProcessMonitor
 from .verdict import Death, Evidence, Verdict, describe_signal, failed_record, judge
 
@@ -34,7 +34,6 @@ _LAUNCHER_PATIENCE_S, _SOON_S = 1.5, 0.5  # a launcher that takes longer to end 
 _DRAIN_S, _LOOK_S = 1.0, 0.05
 _NOTICE_S = 5.0  # after a signal, or the last rank's end, until the user learns why the job has not ended
 _ARRIVALS_LOOK_S, _ANSWER_S = 1.0, 0.5
-_WORDS_S = 2.0  # a launcher that has said something may start no rank for so long
 _STAGES = "not started", "above mpi_fork", "in MPI_Init, or waiting there for others"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,12 +44,11 @@ class Job:
     Args:
         environment: of launcher and ranks.
         open_monitor: ProcessMonitor, or what takes the same arguments and gives a monitor of several machines.
-        lines: makes the RankLines of one output, of (hosts, STDOUT or STDERR); None: the ranks' lines are as they come.
     """
 
     def __init__(
         self, n_ranks: int, environment: dict[str, str] | None = None,
-        open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor, lines: Callable[..., RankLines] | None = None,
+        open_monitor: Callable[..., ProcessMonitor] = ProcessMonitor,
     ):  # fmt: skip
         self.folder = os.path.join(tempfile.gettempdir(), f"mpi_util-{secrets.token_hex(8)}")
         self.saved = ""  # at the end, what rank 0 wrote in saved-0 (ranks.records.saved)
@@ -64,11 +62,9 @@ class Job:
         self._evidence.hosts, self._evidence.lost = self.monitor.hosts, self.monitor.lost
         self._decided: Verdict | None = None  # when a signal ends the job at once
         self._outputs: list[OutputThread] = []
-        self._lines, self._shown = lines, ""
         self._signals = -1  # becomes readable when one has come
         self._signalled_at = -math.inf  # the last SIGINT or SIGTERM
         self._notice_at = math.inf  # when to look whether rank 0 does what a signal asks for
-        self._noticed = False
         self._kept_at = math.inf  # when to say what keeps the launcher, though all ranks have ended
         self._broken_at = math.inf  # when something went wrong, at which the launcher is to end the job
 
@@ -76,24 +72,22 @@ class Job:
         """Starts the launcher; returns when nothing of the job is left: no process, no folder, no shared memory."""
         with self._signals_caught():
             try:
-                evidence = self._evidence
-                arrivals = Arrivals(evidence.n_ranks, evidence.folder, self.monitor.record, self._unshown)
                 # in a session of its own: a terminal's Ctrl-C does not reach it, and the parent forwards it in order
                 self._launcher = subprocess.Popen(  # noqa: S603  # the user's own command line once more
                     command, env=self._environment, stdin=stdin,
                     cwd=None if hasattr(builtins, "__IPYTHON__") else BEGAN_IN,  # %cd is above the program
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
                 )  # fmt: skip
-                verdict = self._supervise(arrivals)
+                verdict = self._supervise()
             finally:
                 self.monitor.close()
             return verdict._replace(cause="") if self._new_signals() else verdict  # the user ends it: no restart
 
-    def _supervise(self, arrivals: Arrivals) -> Verdict:
+    def _supervise(self) -> Verdict:
         evidence, launcher = self._evidence, self._launcher
+        arrivals = Arrivals(evidence.n_ranks, self.monitor)
         for pipe, target in ((launcher.stdout, STDOUT), (launcher.stderr, STDERR)):
-            lines = self._lines(evidence.hosts, target) if self._lines else None
-            self._outputs += [OutputThread(pipe, target, lines)] if pipe else []
+            self._outputs += [OutputThread(pipe, target)] if pipe else []
         self.monitor.watch(launcher.pid, lambda _: None)
         while launcher.poll() is None and not self._decided and self._is_patient():
             self._step()
@@ -109,13 +103,7 @@ class Job:
         with contextlib.suppress(OSError):
             self.saved = (evidence.folder / "saved-0").read_text()
         evidence.banners = "".join(output.filter.banners for output in self._outputs)
-        found = self._decided or judge(evidence)
-        return found._replace(last_words=found.last_words.removeprefix(self._shown))
-
-    def _unshown(self) -> str:
-        """What the launcher has said that looks like its words at a job's end, since it was last asked."""
-        before, self._shown = self._shown, "".join(output.filter.banners for output in self._outputs)
-        return self._shown.removeprefix(before)
+        return self._decided or judge(evidence)
 
     def _is_patient(self) -> bool:
         """False when the launcher has had time enough to end a broken job."""
@@ -202,7 +190,7 @@ class Job:
         new = b""
         with contextlib.suppress(OSError):  # none has come, or this is not the main thread
             new = os.read(self._signals, 64)
-        if signal.SIGTSTP in new:
+        if signal.SIGTSTP in new and not self.monitor.hosts:  # others' agents would take this one for lost
             self.monitor.pause()
         return [signum for signum in new if signum in _SIGNALS]
 
@@ -217,17 +205,14 @@ class Job:
                 return
             self.monitor.signal(0, signum)
             self._signalled_at = -math.inf if signum == signal.SIGHUP else now
-            self._notice_at = min(self._notice_at, now + _NOTICE_S)
+            self._notice_at = now + _NOTICE_S
             evidence.forwarded = evidence.forwarded or signum
 
     def _look_at_rank_0(self) -> None:
-        """Some seconds after a signal: says that rank 0 works on; ends the job if rank 0 is stopped and never will."""
+        """Some seconds after a signal: says that rank 0 works on; it may be stopped (`kill -STOP`), too."""
         evidence, pid = self._evidence, self.monitor.record(0).get("pid", 0)
-        if self.monitor.is_stopped(0):
-            but = f", but rank 0 (process {pid}) is stopped and cannot end in order"
-            self._decided = evidence.stopped_by(evidence.forwarded, but)
-        elif not (self._noticed or 0 in evidence.deaths or any(output.stalls for output in self._outputs)):
-            self._noticed = True
+        if not (0 in evidence.deaths or any(output.stalls for output in self._outputs)):
+            self._notice_at = math.inf
             again = "a second signal ends" if self._signalled_at > -math.inf else "SIGTERM twice ends"
             what = f"has got {describe_signal(evidence.forwarded)} and works on"
             print_line(f"mpi_util: rank 0 (process {pid}) {what}; {again} everything now")
@@ -248,14 +233,13 @@ class Arrivals:
     A rank may hang above mpi_fork (an import from a network file system), be stopped, or never return from MPI_Init;
     the others wait for it there.
 
-    Args: n_ranks: of the job. record: gives that of a rank. said: what the launcher has said that is not shown.
+    Args: n_ranks: of the job. monitor: its processes.
     """
 
-    def __init__(self, n_ranks: int, folder: Path, record: Callable[[int], dict[str, Any]], said: Callable[[], str]):
-        self._folder, self._job, self._record, self._said = folder, str(folder), record, said
+    def __init__(self, n_ranks: int, monitor: ProcessMonitor):
+        self._folder, self._job, self._record = monitor.folder, str(monitor.folder), monitor.record
         self._waiting = set(range(n_ranks))  # those that have not come
         self._last_step = "mpi" if n_ranks > 1 else "shm"  # of a record; a single rank starts no MPI
-        self._none_yet = True  # no rank has begun
         self._looked_at, self._waited = time.monotonic(), 0.0  # without the time for which this process was stopped
         self._due = state(Watchdog).after_s or float("inf")
 
@@ -268,9 +252,6 @@ class Arrivals:
         self._looked_at, waited = now, self._waited
         records = {rank: self._record(rank) for rank in self._waiting}
         self._waiting = {rank for rank, record in records.items() if self._last_step not in record}
-        self._none_yet = self._none_yet and not any(records.values())
-        if self._none_yet and waited > _WORDS_S and (said := self._said()):
-            print_line(said.strip("\n"))
         if not self._waiting or waited < self._due:
             return ""
         return self._report(waited, {rank: records[rank] for rank in sorted(self._waiting)})

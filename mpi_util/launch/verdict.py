@@ -84,9 +84,9 @@ class Evidence:
         noted = (self.folder / f"ended-{rank}").exists() or not self.folder.exists()
         return rank in self.deaths and not self.deaths[rank] and noted
 
-    def stopped_by(self, signum: int, but: str = "") -> Verdict:
-        """Of a job that the parent ends because of a signal. `but`: why rank 0 does not end it in order."""
-        return Verdict(128 + signum, _line(describe_signal(signum) + but, self.n_ranks))
+    def stopped_by(self, signum: int) -> Verdict:
+        """Of a job that the parent ends because of a signal."""
+        return Verdict(128 + signum, _line(describe_signal(signum), self.n_ranks))
 
 
 def judge(evidence: Evidence) -> Verdict:

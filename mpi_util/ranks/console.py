@@ -1,11 +1,14 @@
 """Printing when many ranks share one terminal, in each rank's process: lines, rates, times, phases, writers."""
 
 import contextlib
+import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar, cast
 
-from ..errors import UsageError
+from ..errors import LaunchError, UsageError
 from . import failure
 from .identity import nworkers, rank
 from .state import state
@@ -40,6 +43,39 @@ def msg(*args: Any, sep: str = " ") -> None:
     """Prints one whole line tagged with the rank, such as `[rank 3] ready`. Not collective."""
     width, shown = len(str(nworkers() - 1)), state(failure.FailureState).shown
     print(f"[rank {rank():>{width}}] {sep.join(map(str, args))}\n", end="", flush=True, file=shown)
+
+
+class _Marked:
+    """`write` of a stream, each line of which begins with a tag, and goes into a file too. Args: file: None: none."""
+
+    def __init__(self, write: Callable[[str], int], tag: str, file: int | None):
+        self._write, self._tag, self._file, self._begins = write, tag, file, True
+
+    def __call__(self, text: str) -> int:
+        try:
+            os.write(self._file, text.encode(errors="replace")) if self._file is not None else None
+        except OSError as error:  # a full disk
+            self._file = None
+            print_once(f"mpi_util: log_dir: {error}; nothing more is written there")
+        marked = re.sub(r"(?<=\n)(?=.)|(?<=\r)(?=[^\n])", self._tag, text, flags=re.DOTALL)  # \r: of a progress bar
+        self._write(self._tag * (self._begins and text != "") + marked)
+        self._begins = text.endswith(("\n", "\r")) if text else self._begins
+        return len(text)
+
+
+def mark_lines(tag: str, folder: str | os.PathLike[str] | None) -> None:
+    """From here on lines that Python code prints begin with a tag, and are in a file of the folder. LaunchError: no."""
+    file = None
+    try:
+        if folder:
+            os.makedirs(folder, exist_ok=True)
+            # the last: a FIFO that no one reads is refused
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = os.open(os.path.join(folder, f"rank-{rank()}.txt"), flags, 0o666)
+    except OSError as error:
+        raise LaunchError(f"log_dir: {error}") from None
+    for stream in (sys.stdout, sys.stderr):  # not in place of it: a handler of logging may have it already
+        stream.write = _Marked(stream.write, tag, file)  # type: ignore[method-assign]
 
 
 class _Last:

@@ -6,7 +6,6 @@ of which runner.py sees the status, has the effect that docs/architecture.md say
 
 import atexit
 import contextlib
-import io
 import os
 import re
 import signal
@@ -33,7 +32,6 @@ _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a
 # `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
 SAME_SIGNAL_S = 0.3
 _WHERE = "_mpi_util_where"
-_REPORTING = threading.RLock()  # held by one of the threads that fail together, because `_traced` replaces sys.stderr
 # files of this package, and of those beside it whose names begin with its name
 OURS = re.compile(rf"{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/")
 _STDLIB = os.path.dirname(os.__file__)  # folder of functools and others; site-packages is below it
@@ -148,12 +146,8 @@ def _report(text: str) -> bool:
 
 def _report_and_stop(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The hook of sys and threading: one report, tagged with rank, phase and episode; then the job ends."""
-    if kind is not SystemExit:  # a thread may end with it
-        with _REPORTING:
-            _report_error(kind, error, trace)
-
-
-def _report_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if kind is SystemExit:  # a thread may end with it
+        return
     is_fork, number = state(FailureState).is_fork, state(Role).rank
     tag = (state(Role).name or f"rank {number}") if under_launcher() else "mpi_util"
     tag = f"process {os.getpid()}, forked by rank {number}" if is_fork else tag
@@ -166,7 +160,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         where = named(getattr(error, _WHERE, state(FailureState).where))
         text = f"{tag}{f' ({where})' if where else ''}: uncaught exception"
         hook = None if is_fork else state(FailureState).hook
-        text += "" if hook else f"\n{_traced(kind, error, trace)}"
+        text += "" if hook else "\n" + "".join(traceback.format_exception(kind, error, trace)).rstrip()
     if is_fork:
         return print_line(_shorten(text, _LONGEST_REPORT))
     failure = _failure_of(error)
@@ -177,7 +171,7 @@ def _report_error(kind: type[BaseException], error: BaseException, trace: Traceb
         try:
             hook(kind, error, trace)
         except Exception:
-            print_line(_traced(kind, error, trace))
+            print_line("".join(traceback.format_exception(kind, error, trace)).rstrip())
     if under_launcher():
         stop_all(failure)
     _record(failure)
@@ -190,13 +184,6 @@ def _failure_of(error: BaseException) -> Failure:
     status = 130 if isinstance(error, KeyboardInterrupt) else error.status if isinstance(error, MpiUtilError) else 1
     place = f"{type(error).__name__} {_line_of(error.__traceback__)}{_phase(error)}"
     return Failure(status, describe(error), place, reported=known)
-
-
-def _traced(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback as Python's own hook prints it: before 3.12 "Did you mean" is nowhere else."""
-    with contextlib.redirect_stderr(io.StringIO()) as text:
-        sys.__excepthook__(kind, error, trace)
-    return text.getvalue().rstrip()
 
 
 def named(where: dict[str, Any]) -> str:
@@ -260,13 +247,12 @@ def _flush() -> None:
             stream.flush()
 
 
-def hide_stdout(keeps: bool) -> None:
-    """From here on stdout goes to nothing, or to a parent that does not show it. Of `msg` it is stderr then."""
+def hide_stdout() -> None:
+    """From here on stdout goes to nothing. Of `msg` it is stderr then."""
     state(FailureState).shown = sys.stderr
-    if not keeps:
-        sys.stdout.flush()
-        os.dup2(nothing := os.open(os.devnull, os.O_WRONLY), 1)
-        os.close(nothing)
+    sys.stdout.flush()
+    os.dup2(nothing := os.open(os.devnull, os.O_WRONLY), 1)
+    os.close(nothing)
 
 
 def _note_end(error: BaseException) -> None:

@@ -39,7 +39,10 @@ def register() -> None:
         os.dup2(fifo, HIGH_FD, inheritable=False)
         os.write(HIGH_FD, b"\n")
         os.close(fifo)
-        write_stack_at_signal(os.path.join(job, f"stack-{rank}"))
+        import faulthandler  # a rank that hangs above mpi_fork tells where
+
+        stack = os.open(os.path.join(job, f"stack-{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        faulthandler.register(STACK_SIGNAL, stack)
         with open(f"/proc/{(leader := os.getsid(0))}/environ", "rb") as file:
             ours = job.encode() in file.read()  # and not the session of a terminal
         with open(f"/proc/{leader}/stat") as file:
@@ -49,16 +52,6 @@ def register() -> None:
                 file.write(began)
     except (OSError, KeyError):
         return  # the job's folder has gone
-
-
-def write_stack_at_signal(path: str) -> None:
-    """A rank that hangs above mpi_fork tells where."""
-    known = "faulthandler" in sys.modules
-    import faulthandler
-
-    if not known:
-        del sys.modules["faulthandler"]  # what the program sees is as if the interpreter ran it
-    faulthandler.register(STACK_SIGNAL, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
 
 
 def become_program() -> tuple[str, str]:
@@ -109,18 +102,12 @@ def code_of_script(path: str) -> "CodeType":
 
 
 def code_of_command(source: str) -> "CodeType":
-    """Compiles the text that follows -c, of which tracebacks show the lines from Python 3.13 on."""
+    """Compiles the text that follows -c."""
     if sys.version_info >= (3, 14) and source[:1].isspace():
         import textwrap
 
         source = textwrap.dedent(source)
-    code = compile(source, "<string>", "exec", dont_inherit=True)
-    if sys.version_info >= (3, 13):
-        import linecache
-
-        key = code if hasattr(linecache, "_interactive_cache") else "<string>"  # from 3.13.1 on
-        linecache._register_code(key, source, "<string>")
-    return code
+    return compile(source, "<string>", "exec", dont_inherit=True)
 
 
 def hide_from_tracebacks() -> None:

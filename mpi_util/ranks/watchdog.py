@@ -195,14 +195,10 @@ class _RankView:
     def described(self) -> str:
         if not (note := self.note):
             return _UNKNOWN
-        since, state = time.strftime("%H:%M:%S", time.localtime(note["since"])), ""
+        since = time.strftime("%H:%M:%S", time.localtime(note["since"]))
         if self.waits:
             return f" waiting in {note['call']} since {since}"
-        with contextlib.suppress(OSError):
-            if (inside := Path(f"/proc/{self.pid}/wchan").read_text()) != "0":
-                state = f", in the kernel's {inside}"
-        if self._stopped:
-            state = f", stopped: it has no stack to show, and `kill -CONT {self.pid}` continues it"
+        state = f", stopped: it has no stack to show, and `kill -CONT {self.pid}` continues it" * self._stopped
         return f" missing, {note['call'] or note['where']} since {since} (process {self.pid}{state})"
 
     def stack(self) -> str:

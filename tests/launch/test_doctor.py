@@ -16,8 +16,8 @@ from launching import CLEAN_ENVIRONMENT
 
 START_S = 1.0  # of an interpreter on a busy machine
 NAMES = (
-    "python", "mpi_util", "mpi4py", "frameworks", "rank variables", "cores", "threads", "MPI library",
-    "launcher", "mpiexec by hand", "shared memory", "/dev/shm", "leftovers", "GPU", "2 ranks",
+    "python", "mpi_util", "rank variables", "cores", "MPI library", "launcher", "shared memory", "/dev/shm",
+    "2 ranks",
 )  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def bare(tmp_path):
 
 def test_a_new_environment(bare):
     found = doctor(bare)
-    assert found.status == 1 and {"mpi4py", "MPI library", "2 ranks"} == found.bad()
-    assert found["mpi4py"]["do"].startswith("pip install mpi4py mpich")
+    assert found.status == 1 and {"MPI library", "2 ranks"} == found.bad()
+    assert "`pip install mpi4py mpich`" in found["MPI library"]["found"]
     assert found["launcher"]["state"] == "NOTE"
 
 
@@ -180,7 +180,7 @@ def test_a_wrong_number_of_cores():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["library", pytest.param("launcher", marks=needs_open_mpi), "nvidia-smi"])
+@pytest.mark.parametrize("what", ["library", pytest.param("launcher", marks=needs_open_mpi)])
 def test_what_hangs_does_not_hang_it(what, tmp_path, bare):
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -195,28 +195,14 @@ def test_what_hangs_does_not_hang_it(what, tmp_path, bare):
     if what == "launcher":
         sites = next(path for path in map(Path, sys.path) if (path / "mpi4py").exists())
         extra |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{sites}", "MPI4PY_LIBMPI": OPEN_MPI}
-    found = doctor(
-        bare if what == "launcher" else sys.executable, within=15.0 if what == "nvidia-smi" else 5.0, **extra
-    )
-    if what == "nvidia-smi":
-        assert found.status == 0 and "no answer within" in found["GPU"]["found"]
-    else:
-        assert found.bad() == {"2 ranks"} and "no answer within" in found["2 ranks"]["found"]
+    found = doctor(bare if what == "launcher" else sys.executable, within=5.0, **extra)
+    assert found.bad() == {"2 ranks"} and "no answer within" in found["2 ranks"]["found"]
     time.sleep(0.5)
     left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tools) not in left, left
 
 
 # ---- what a job survives
-
-
-@needs_open_mpi
-def test_the_launcher_of_the_other_mpi_comes_first_on_path(mpi):
-    other = Path(sys.prefix) / "bin" if mpi == "openmpi" else OPEN_MPI.parents[1] / "bin"
-    found = doctor(**mpi_environment(mpi), PATH=f"{other}{os.pathsep}/usr/bin:/bin")
-    assert found.status == 0 and found["mpiexec by hand"]["state"] == "NOTE", found
-    assert str(other / "mpiexec") in found["mpiexec by hand"]["found"]
-    assert found["launcher"]["found"].split()[0] in found["mpiexec by hand"]["do"]
 
 
 @pytest.mark.slow
@@ -240,30 +226,6 @@ def test_no_memfd(tmp_path):
     found = doctor(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert found.status == 0 and {"shared memory", "2 ranks"} <= found.notes(), found
     assert "memfd_create" in found["shared memory"]["found"] and found["2 ranks"]["data"]["sharing"] == 1
-
-
-@pytest.mark.slow
-def test_leftovers_of_killed_jobs(tmp_path):
-    segment, job = Path(f"/dev/shm/mpich_shm_{os.getpid()}x"), tmp_path / "mpi_util-left"
-    job.mkdir()
-    os.mkfifo(job / "alive-0")
-    segment.write_bytes(b"x")
-    try:
-        young = doctor(TMPDIR=tmp_path)["leftovers"]["data"]
-        for path in (segment, job):
-            os.utime(path, (0, 0))
-        found = doctor(TMPDIR=tmp_path)
-    finally:
-        segment.unlink()
-    assert not {str(segment), str(job)} & set(young.get("paths", []))
-    assert {str(segment), str(job)} <= set(found["leftovers"]["data"]["paths"]) and found.status == 0
-    assert found["leftovers"]["do"].startswith("rm -r ")
-
-
-def test_thread_settings_are_named():
-    found = doctor(OMP_NUM_THREADS=1)
-    assert found.status == 0 and "threads" in found.notes(), found
-    assert found["threads"]["data"].items() >= {"OMP_NUM_THREADS": "1"}.items()  # torch, imported here, sets one too
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_the_runner_imports_nothing_that_takes_time(folder):
         ("-uBm module a", "-uB", "-m module a"),
         ("-cpass a", "", "-c pass a"),
         ("-Wignore -X dev -OO -- p.py", "-W ignore -X dev -OO", "p.py"),
-        ("--check-hash-based-pycs never -bX dev p.py", "--check-hash-based-pycs never -b -X dev", "p.py"),
+        ("-bX dev p.py", "-b -X dev", "p.py"),
     ],
 )
 def test_flags_of_the_interpreter_are_told_from_the_program(arguments, flags, program):
