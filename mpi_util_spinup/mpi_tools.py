@@ -111,8 +111,8 @@ def statistics(op: str, key: str, samples: Any, comm: Comm = None) -> Statistics
     channel_of(comm).agree(f"{op}({key})", make, lambda answers: answers)
     whole = all_accum_batches(made[0], comm=comm)
     with np.errstate(all="ignore"):  # infinite samples are allowed
-        found = [float(f(whole)) for f in (np.mean, np.std, np.min, np.max)] if whole.size else [math.nan] * 4
-    return Statistics(*found, n=whole.size)
+        mean, std, low, high = (float(f(whole)) if whole.size else math.nan for f in (np.mean, np.std, np.min, np.max))
+    return Statistics(mean, std, low, high, whole.size)
 
 
 def _buffer(x: Any) -> np.ndarray:

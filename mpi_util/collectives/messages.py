@@ -111,7 +111,8 @@ def all_of(comm: Any, own: list[int]) -> list[list[int]]:
 def members_of(comm: Any) -> list[int]:
     """The rank in the world of each rank of a communicator; negative: it is in another world, or a member of a team."""
     group, everyone = comm.Get_group(), world()
-    return [*group.Translate_ranks([*range(group.Get_size())], everyone.Get_group() if everyone else group)]
+    translate = type(group).Translate_ranks  # a static method in mpi4py 3
+    return [*translate(group, [*range(group.Get_size())], everyone.Get_group() if everyone else group)]
 
 
 class Messages:

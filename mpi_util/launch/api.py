@@ -117,13 +117,8 @@ def start_ranks(
     ranks_per_env: int | None = None,
 ) -> Literal["parent", "child"]:  # fmt: skip
     """`mpi_fork` without the preparation of the ranks."""
-    counts = (
-        ("n", n, 1),
-        ("threads", threads, 1),
-        ("max_restarts", max_restarts, 0),
-        ("ranks_per_env", ranks_per_env, 1),
-    )
-    for name, value, least in counts:
+    ones = ("n", n), ("threads", threads), ("ranks_per_env", ranks_per_env)
+    for name, value, least in [(*one, 1) for one in ones] + [("max_restarts", max_restarts, 0)]:
         if value is not None:
             whole_number(f"mpi_fork: {name}", value, least)
     role = state(Role)

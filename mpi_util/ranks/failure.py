@@ -247,12 +247,12 @@ def _flush() -> None:
             stream.flush()
 
 
-def hide_stdout() -> None:
-    """From here on stdout goes to nothing. Of `msg` it is stderr then."""
+def hide_stdout(path: str = os.devnull) -> None:
+    """From here on stdout goes to nothing, or to a file. Of `msg` it is stderr then."""
     state(FailureState).shown = sys.stderr
     sys.stdout.flush()
-    os.dup2(nothing := os.open(os.devnull, os.O_WRONLY), 1)
-    os.close(nothing)
+    os.dup2(fd := os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
+    os.close(fd)
 
 
 def _note_end(error: BaseException) -> None:

@@ -39,7 +39,10 @@ _NOT_FOR_IT = re.compile(
 _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_rmaps_default_mapping_policy": ":OVERSUBSCRIBE"}
 _HERE |= {f"{mpi}_MCA_{choice}": "^slurm" for mpi in ("OMPI", "PRTE") for choice in ("plm", "ras")}
 _HERE |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
-_HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none"}
+_HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none", "OMPI_MCA_mpi_yield_when_idle": "1"}
+# MPICH 5 changes its way of a broadcast after so many, on ranks with threads alone: a program in C and one in Python,
+# which share COMM_WORLD, would wait for each other for ever
+_HERE |= {"MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "2147483647"}
 _LAST_LINES, _LAST_BYTES, _MOST_KEPT_BYTES = 10, 4096, 64 << 20
 _IDLE_S = 0.02  # without a call, after which it is paused; longer than between two steps of a rollout
 _STUCK_S, _LAST_WORDS_S, _END_S = 30, 1.0, 5.0
@@ -74,7 +77,7 @@ class Solver(subprocess.Popen[bytes]):
         if nprocs is not None:
             family, launcher = find_launcher()
             n = str(whole_number("solver: nprocs", nprocs, 1))
-            words = [launcher, "-n", n, *family.options(False, False), *words]
+            words = [launcher, "-n", n, *family.flags.split(), *words]
         self.command = shlex.join(words)
         self._paused, self._mark, self.log_dir = list[int](), secrets.token_hex(8), log_dir
         path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")

@@ -96,9 +96,7 @@ class Team:
         StopRequest()
         watchdog(0)  # a worker may take any time
         self.make_env = make_env
-        os.dup2(fd := os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
-        os.close(fd)
-        failure.show_only_errors(keeps_stdout=True)
+        failure.hide_stdout(log)
         message: Any = ()
         with contextlib.suppress(RankLeftError):  # the worker has ended
             while True:
