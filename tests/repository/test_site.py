@@ -26,7 +26,7 @@ OTHERS = re.compile(
     r"|.*\\[dSw)]|\(\?<=|\*\*\* An error occurred"  # patterns
     r"|-hosts \{|-genv |-bind-to|--map-by|--host \{|--oversubscribe|--overlap --nodes|HYDRA build"  # launchers' options
     r"|MPI\.Comm \||Mapping\[int, |Evaluator \||module \0 has no attribute|%\(|true or false|a number of "
-    r"|python -m mpi_util|mpiexec by hand|example: python|Train a policy on N|the run: these may change"
+    r"|python -m mpi_util|example: python|Train a policy on N|the run: these may change"
     r"|mpi_util (stack|weight sync:)|Kinds of messages|Byte offset"
     # pictures' and the panel's labels, settings, lists of commands
     r"|outside lower"
