@@ -192,8 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="train.py --watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    what = "run folder, or a file of weights; of several runs: lists them"
-    parser.add_argument("--watch", type=Path, metavar="RUN", required=True, help=what)
+    parser.add_argument(
+        "--watch", type=Path, metavar="RUN", required=True, help="folder of a run or of runs, or weights"
+    )
     parser.add_argument("--episodes", type=int, help="number of episodes (default: 10; 1 with --video)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record them: .mp4 (needs imageio-ffmpeg) or .gif")
     which = parser.add_mutually_exclusive_group()

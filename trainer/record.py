@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import mpi_util
 from mpi_util_spinup.files import read
 from policies.actor import Spec
 from trainer.advice import Standstill
@@ -116,8 +115,9 @@ class Record:
         """
         seconds = dict.fromkeys((*PHASES, "record", "beside"), 0.0) | seconds
         collecting = sum(seconds[name] for name in ("rollout", "gather", "record", "beside"))
-        busy = (busy_s + seconds["beside"]) / max(collecting * mpi_util.nworkers, 1e-9)
-        idle = 1.0 - busy if mpi_util.nworkers > 1 else 0.0
+        workers = self.config.nprocs // (self.config.ranks_per_env or 1)
+        busy = (busy_s + seconds["beside"]) / max(collecting * workers, 1e-9)
+        idle = 1.0 - busy if workers > 1 else 0.0
         return {
             "Time": round(self.seconds, 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),

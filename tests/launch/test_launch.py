@@ -237,7 +237,7 @@ def test_a_terminal_without_a_name(monkeypatch):
 
     monkeypatch.setattr(os, "isatty", lambda descriptor: True)
     monkeypatch.setattr(os, "ttyname", fails)
-    assert fork._rank_environment(1.0, False, None)["MPI_UTIL_TTY"] == "unknown"
+    assert fork._rank_environment(False)["MPI_UTIL_TTY"] == "unknown"
 
 
 @pytest.mark.slow

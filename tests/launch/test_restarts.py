@@ -12,8 +12,7 @@ import psutil
 import pytest
 from conftest import RANKS, ROOT, mpi_environment, run, without_note_of_cores
 from launching import survivors
-
-from trainer.record import TIME_COLUMNS
+from training import TIME_COLUMNS
 
 KILLED = "was killed by signal 9 (SIGKILL)"
 BUG = "ended with status 1 (ZeroDivisionError: a bug)"

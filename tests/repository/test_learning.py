@@ -129,7 +129,7 @@ def test_a_row_that_a_crash_has_cut_off_does_not_count(tmp_path):
 
 
 def test_every_task_is_a_command_that_train_accepts():
-    assert len(tasks()) == 2 * 9 + 8 + 9 + 9 + 6 + 1
+    assert len(tasks()) == 3 * 9 + 8 + 9 + 9 + 6 + 1
     for task in tasks():
         config = parse(task.arguments(task.seeds[0]))
         assert config.total_steps == GROUPS[task.group].steps and config.eval_every == 30_000

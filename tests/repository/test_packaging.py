@@ -1,7 +1,5 @@
 """What pip installs, and what a source distribution holds."""
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +11,6 @@ import pytest
 from conftest import ROOT, run
 
 import mpi_util
-from trainer import train
 
 PACKAGES = ("mpi_util", "mpi_util_spinup", "mpi_util_weight_sync", "mpi_util_sb3")
 IMPORT_ALL = """
@@ -98,15 +95,3 @@ def test_what_is_installed_works_from_anywhere(built, tmp_path):
     assert ran("-c", command, "train", status=2).err.count("\n") == 1
     assert not (tmp_path / "else" / "executed").exists()
     assert "progress.txt" in ran("-m", "mpi_util_spinup.plot", "none", status=2).err
-
-
-@pytest.mark.slow
-def test_training_is_a_call(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    folder = train("InvertedPendulum-v4", nprocs=2, total_steps=4000, seed=3, overlap=True, kl_targ=0, fresh_env=False)
-    assert json.loads((folder / "config.json").read_text())["kl_targ"] == 0
-    assert folder.parent == tmp_path / "runs" / "InvertedPendulum-v4" and (folder / "policy.safetensors").exists()
-    assert "2 processes" in capfd.readouterr().out
-    with pytest.raises(RuntimeError, match=r"has ended with status 2$"):
-        train("Nix-v0")
-    assert "cannot make environment" in capfd.readouterr().err and not os.path.exists("runs/Nix-v0")

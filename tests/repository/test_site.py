@@ -35,7 +35,7 @@ OTHERS = re.compile(
     r"|return in training|environment steps per|seconds of an|\[bold\]|KL \0, entropy|\0 \0 after \0; no limit"
     r"|instead, or besides|\.\*is out of date|mpi_util_spinup\.\w+$|train\.py --watch$"
     r"|train a policy on N|play what a run|will a job run|curves of runs|run a script once|usage: python -m"
-    r"|Episode \0 \t|\0 MB gathered and broadcast"
+    r"|Episode \0 \t"
 )
 
 
