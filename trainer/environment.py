@@ -102,7 +102,7 @@ def check_env(config: Config) -> None:
         return
     try:
         mpi_util.check_replay(lambda: make_env(config, quiet=True), fix="--fresh_env makes a new one for each episode")
-    except mpi_util.SimulatorError:
+    except (mpi_util.SimulatorError, mpi_util.UsageError):
         return
     except mpi_util.MpiUtilError as error:
         print(f"train.py: {config.env} is not reproducible: {error}", file=sys.stderr)
