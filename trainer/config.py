@@ -31,6 +31,7 @@ def kind_of(option: Field[Any]) -> Any:
 
 # what mpi_fork is given
 LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir", "ranks_per_env")
+OF_ENV = ("env", "env_kwargs", "env_wrappers", "env_command", "ranks_per_env")  # what makes an environment again
 ATARI, FREE, BATCH, NETS = "atari", "the run: these may change on --resume", "the batch", "the networks"
 
 

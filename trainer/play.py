@@ -25,10 +25,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+import mpi_util
 from mpi_util_spinup.files import draft_folder, publish, read
 from policies.actor import OUT_GAINS, Spec
 from policies.scaler import scaler_for
-from trainer.config import Config
+from trainer.config import OF_ENV, Config
 from trainer.control import BadData, Control
 from trainer.environment import Flat, action_map, display_works, make_env, make_shown_env
 from trainer.rollout import Episode, Runner, networks
@@ -76,8 +77,8 @@ class SavedPolicy:
 
     def config(self, seed: int = 0) -> Config:
         """The settings of its environment. Args: seed: of episodes."""
-        of_env = {name: self.notes[name] for name in ("env", "env_kwargs", "env_wrappers") if name in self.notes}
-        return Config(**of_env, network=self.spec.network, seed=seed)
+        of_env = {name: self.notes[name] for name in OF_ENV if name in self.notes}
+        return Config(**of_env, nprocs=of_env.get("ranks_per_env") or 1, network=self.spec.network, seed=seed)
 
     @functools.cached_property
     def runner(self) -> Runner:
@@ -215,7 +216,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         policy = load_policy(args.watch, "best" * args.best or "last" * args.last, trust=args.trust)
-        print(f"{policy.notes['env']}, weights of {policy.path}", flush=True)
+        if (k := policy.config().ranks_per_env) and mpi_util.mpi_fork(k, ranks_per_env=k) == "parent":
+            return 0
+        mpi_util.print0(f"{policy.notes['env']}, weights of {policy.path}", flush=True)
         with draft_folder(args.video) if args.video else contextlib.nullcontext() as drafts:
             returns = _play(policy, args, drafts and drafts / args.video.name)
     except (ValueError, OSError, MemoryError, BadData) as error:

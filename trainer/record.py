@@ -19,7 +19,7 @@ import numpy as np
 from mpi_util_spinup.files import read
 from policies.actor import Spec
 from trainer.advice import Standstill
-from trainer.config import Config
+from trainer.config import OF_ENV, Config
 from trainer.display import PHASES, Display, clock, counted
 from trainer.exports import Exports, require_packages
 from trainer.hook import Hook
@@ -158,7 +158,7 @@ class Record:
         self._exports.after_checkpoint(self.row.get("TotalEnvInteracts", 0))
 
     def _notes(self) -> dict[str, Any]:
-        of_env = {name: getattr(self.config, name) for name in ("env", "env_kwargs", "env_wrappers")}
+        of_env = {name: getattr(self.config, name) for name in OF_ENV}
         return of_env | {"spec": asdict(self.spec)}
 
     def finish(self, why: str, iterations: int, steps: int, saved: bool = True) -> None:
