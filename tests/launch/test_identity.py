@@ -317,10 +317,10 @@ def test_a_chain_is_ended_by_a_parent_that_had_to_wait(tmp_path, monkeypatch):
     job, waits = str(tmp_path / "job"), [1.0]
     start_chains(tmp_path, job)
 
-    def late(pid, job_dir):
+    def late(pid, *of):
         if waits:  # never 0: that gives the core away at each look, and then a chain can be ahead of all lists
             time.sleep(waits.pop())
-        return belongs(pid, job_dir)
+        return belongs(pid, *of)
 
     monkeypatch.setattr(reap, "belongs", late)
     end_job(job)
