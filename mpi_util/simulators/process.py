@@ -164,7 +164,7 @@ class Process:
         with self.turn:
             self._calls, self.idle_since = self._calls + 1, math.inf
             self.solver.resume()
-        number = 0
+        number, answer, rest = 0, "", list[Any]()
         try:
             self._wire.send(self._calls, request)
             while number != self._calls:  # else left by a call that was interrupted
