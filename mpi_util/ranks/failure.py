@@ -251,7 +251,7 @@ def hide_stdout(path: str = os.devnull) -> None:
     """From here on stdout goes to nothing, or to a file. Of `msg` it is stderr then."""
     state(FailureState).shown = sys.stderr
     sys.stdout.flush()
-    os.dup2(fd := os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 1)
+    os.dup2(fd := os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1)
     os.close(fd)
 
 

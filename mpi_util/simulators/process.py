@@ -81,10 +81,10 @@ class Solver(subprocess.Popen[bytes]):
         self.command = shlex.join(words)
         self._paused, self._mark, self.log_dir = list[int](), secrets.token_hex(8), log_dir
         path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.log: Any = open(path, "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
         own = {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.log: Any = open(path, "ab+", opener=_no_link) if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
                 stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
@@ -119,6 +119,10 @@ class Solver(subprocess.Popen[bytes]):
         size = os.fstat(fd := self.log.fileno()).st_size
         text = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
         return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _begin() -> None:

@@ -8,6 +8,7 @@ import pytest
 from conftest import FLAGS, LAUNCHER, RANKS, ROOT, mpi_environment, run
 from safetensors.numpy import load_file
 
+import mpi_util
 from mpi_util.host import reap
 
 BITS = {}  # of the first case that has run: all others have the same
@@ -190,3 +191,13 @@ def test_train_py_has_the_same_bits_with_a_command_that_hangs(tmp_path):
         arrays = load_file(tmp_path / "run" / "policy.safetensors")  # whose notes name what makes the environment
         found.append({name: array.tobytes() for name, array in arrays.items()})
     assert found[0] == found[1] == found[2] and (tmp_path / "failed").exists()
+
+
+def test_what_a_program_prints_goes_through_no_link(tmp_path):
+    for number in range(1, 30):
+        (tmp_path / f"worker-0-simulator-{number}.txt").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(mpi_util.UsageError, match=r"^true cannot be started: .*symbolic links"):
+        mpi_util.solver("true", log_dir=tmp_path)
+    with pytest.raises(mpi_util.UsageError, match=r"^true cannot be started: .*/proc/nix"):
+        mpi_util.solver("true", log_dir="/proc/nix")
+    assert not (tmp_path / "elsewhere").exists()
