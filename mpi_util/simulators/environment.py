@@ -33,7 +33,7 @@ def simulator(
         make_env: makes this rank's part, given the team's communicator if it has a parameter. For another environment
             of the worker: the same object, or one that pickle takes.
         command: starts `python -m mpi_util.serve`, on this machine; words, or one string. cwd: its folder.
-        timeout: seconds for a step or a reset. Then a command is ended, and the call raises; a team's job ends.
+        timeout: seconds for a step, a reset, or its start. Then a command is ended, and this raises; a team's job ends.
         pause: stop the command's processes (SIGSTOP) while they are not called. False: they are on other hosts.
         log_dir: folder for a file of each member, or command, with what it prints. None: that is dropped.
 
@@ -55,10 +55,10 @@ def simulator(
             os.makedirs(log_dir or "/", exist_ok=True)
             calls.serve(make_env, os.path.join(log_dir, name) if log_dir else os.devnull)
     else:
-        calls = Process(command, pause, cwd, log_dir)
+        calls = Process(command, timeout, pause, cwd, log_dir)
     calls.make_env, number = calls.make_env or make_env, next(_numbers)
     given = None if make_env is calls.make_env else make_env
-    facts = calls.call(Request(number, "making its environment", "make", args=[given]))
+    facts = calls.call(Request(number, "making its environment", "make", args=[given]), timeout)
     kinds = (Simulator, framework("gymnasium").Env) if facts.pop("is_gymnasium") else (Simulator,)
     facts |= {"_calls": calls, "_number": number, "_limit": timeout, "_steps": 0, "_open": True}
     shown: Any = type("Simulator", kinds, {})()

@@ -118,7 +118,7 @@ class Solver(subprocess.Popen[bytes]):
         """The last lines that it has printed."""
         size = os.fstat(fd := self.log.fileno()).st_size
         text = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
+        return "\n".join([line for line in text.splitlines() if re.search(r"\w", line)][-_LAST_LINES:])
 
 
 def _no_link(path: str, flags: int) -> int:
@@ -138,7 +138,7 @@ def _begin() -> None:
 class Process:
     """A program that serves one environment. Args: as of `simulator`."""
 
-    def __init__(self, command: str | Sequence[str], pause: bool, cwd: Path_, log_dir: Path_):
+    def __init__(self, command: str | Sequence[str], limit: float | None, pause: bool, cwd: Path_, log_dir: Path_):
         name, mine, its = (secrets.token_hex(16) for _ in range(3))
         self.make_env, self._calls, self.idle_since, self.turn, self.ended = None, 0, math.inf, threading.Lock(), ""
         with socket.socket(socket.AF_UNIX) as listener:
@@ -146,11 +146,12 @@ class Process:
             listener.listen()
             self.solver = Solver(command, None, cwd, log_dir, **{ADDRESS: f"{name} {its} {mine}"})
             self._name = f"the simulator of worker {rank()} ({self.solver.command:.200})"
-            self._wire = self._accepted(listener, mine, its)
+            self._wire = self._accepted(listener, mine, its, limit)
         threading.Thread(target=_look_after, args=(weakref.ref(self), pause), daemon=True).start()
 
-    def _accepted(self, listener: socket.socket, mine: str, its: str) -> Wire:
+    def _accepted(self, listener: socket.socket, mine: str, its: str, limit: float | None) -> Wire:
         """The first connection that shows its half of the key."""
+        began = time.monotonic()
         while True:
             if wait([listener], _IDLE_S):
                 sock, _ = listener.accept()
@@ -160,6 +161,8 @@ class Process:
                     return Wire(sock, mine, its)
             elif self.solver.poll() is not None:
                 self._fail("has ended", "its start")
+            elif limit and time.monotonic() - began > limit:
+                self._late(limit, "its start")
 
     def call(self, request: Request, limit: float | None = None) -> Any:
         """Makes a call there. Returns: its result. Args: limit: seconds until it is ended."""
@@ -173,7 +176,7 @@ class Process:
             self._wire.send(self._calls, request)
             while number != self._calls:  # else left by a call that was interrupted
                 if not wait([self._wire.connection], limit):
-                    self._fail(f"was not done after {limit:g} s, and was ended", request.doing, 0.0)
+                    self._late(limit, request.doing)
                 number, (answer, *rest) = self._wire.receive()
         except (EOFError, OSError):
             self._fail("has ended", request.doing)
@@ -186,6 +189,9 @@ class Process:
         if (request.what, rest[0]) == ("get", "AttributeError"):
             raise AttributeError(request.name)
         raise SimulatorError(f"{self._name} failed in {request.doing}:{_set_off(rest[1])}")
+
+    def _late(self, limit: float | None, doing: str) -> NoReturn:
+        self._fail(f"was not done after {limit:g} s, and was ended", doing, 0.0)
 
     def _fail(self, what: str, doing: str, patience_s: float = _LAST_WORDS_S) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):

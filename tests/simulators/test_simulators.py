@@ -27,7 +27,6 @@ def play(n, k, coupling, *act, mpi="mpich", inner="mpich", status=0, **more):
     return done
 
 
-@pytest.mark.slow_if(mpi="openmpi")
 @pytest.mark.parametrize("n_workers", [1, 2, 3])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_team_plays_the_same_bits_for_any_number_of_workers_and_ranks(mpi, n_workers, k):
@@ -35,7 +34,6 @@ def test_a_team_plays_the_same_bits_for_any_number_of_workers_and_ranks(mpi, n_w
     assert out.count("\n") == 2 and BITS.setdefault("bits", out) == out
 
 
-@pytest.mark.slow_if(inner="openmpi")
 @pytest.mark.parametrize("inner", ["mpich", "openmpi"])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (1, 2), (2, 2), (3, 1)])
 def test_a_command_plays_the_same_bits_as_a_team(n, k, inner):
@@ -54,7 +52,6 @@ def test_a_worker_has_several_of_them_under_wrappers(coupling):
     assert play(2, 2, coupling, "vector").out.count("(2, 12) [True, True]\n") == (1 if coupling == "team" else 2)
 
 
-@pytest.mark.slow_if(mpi="openmpi")
 @pytest.mark.parametrize(
     ("act", "status", "report"),
     [
@@ -85,7 +82,6 @@ def test_an_error_of_a_member_alone_can_be_caught(coupling):
     assert "the solver diverged" in out and out.endswith("played 4\n"), out
 
 
-@pytest.mark.slow_if(inner="openmpi")
 @pytest.mark.parametrize("inner", ["mpich", "openmpi"])
 @pytest.mark.parametrize(
     ("act", "report"),
@@ -181,7 +177,7 @@ def test_train_py_has_the_same_bits_with_a_command_that_hangs(tmp_path):
     found = []
     for options, more in (
         (["mine:make", "--ranks_per_env", 2, "--nprocs", 4], {}),
-        (["--env_command", f"mpiexec -n 2 {serve}", "--nprocs", 2], {}),
+        (["--env_command", f"{LAUNCHER['mpich']} -n 2 {serve}", "--nprocs", 2], {}),
         (["--env_command", serve, "--env_timeout", 3, "--on_env_error", "restart"], {"FAULT": "1"}),
     ):
         run(["rm", "-rf", "run"], 10, cwd=tmp_path)

@@ -142,7 +142,7 @@ def test_the_last_episodes_are_known_after_a_resume(tmp_path):
     train("--resume", tmp_path / "run", "--total_steps", 640)
 
 
-@pytest.mark.slow
+@pytest.mark.tensorboard
 def test_a_run_leaves_a_curve_a_video_and_other_formats(tmp_path):
     folder, deadline = tmp_path / "run", time.monotonic() + 300
     os.environ["MPI_UTIL_CURVE"] = "1"

@@ -1,5 +1,6 @@
 """What train.py writes for other programs is read by them."""
 
+import importlib
 import json
 import math
 
@@ -13,9 +14,9 @@ from trainer.run_folder import load
 POLICIES = ROOT / "examples" / "policies"
 
 
+@pytest.mark.tensorboard
 def test_tensorboard_reads_its_files(tmp_path):
-    pytest.importorskip("tensorboardX")
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     work = ["CartPole-v1", "--batch_steps", 64, "--num_envs", 2, "--tensorboard", "--run_dir", tmp_path / "run"]
     train(*work, "--total_steps", 128)
     train("--resume", tmp_path / "run", "--total_steps", 256, "--nprocs", 2)
