@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpi_util import MpiUtilError, UsageError, mpi_fork, nslots, usable_cores
+from mpi_util import MpiUtilError, UsageError, mpi_fork, usable_cores
 from mpi_util.arrays.adapters import framework
 from mpi_util.errors import whole_number
 from mpi_util.host import reap
@@ -34,7 +35,6 @@ _MARKER = "finished.json"
 # directory is not to be imported in place of importlib.
 _START = "import sys; _, module, job, *sys.path[:] = sys.argv; import importlib; "
 _START += "importlib.import_module(module).run_packed(job)"
-_JOB = ".job"  # on several hosts, in the run's folder
 _POLL_S = 0.05
 _GRACE_S = 10.0  # time to save its work for a run that is asked to stop
 _LAST_GRACE_S = 3.0  # after it was asked again
@@ -112,33 +112,22 @@ class Experiment:
 
     def finished(self) -> bool:
         """True if a run with the same configuration and function has succeeded in the folder."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # there is none, or half of one
-            found = json.loads(read(self.folder / _MARKER))
-            if found == self._mark:
-                return True
-            if found["config"] == self.config:
-                print(f"{self.name}: its function has changed since it was run")
+        with contextlib.suppress(OSError, ValueError, TypeError):  # there is none, or half of one
+            return bool(json.loads(read(self.folder / _MARKER)) == self._mark)
         return False
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / _MARKER).unlink(missing_ok=True)
-        if nslots():  # the ranks of all hosts read it
-            job = os.path.abspath(self.folder / _JOB)
-            (self.folder / _JOB).unlink(missing_ok=True)  # left by a crash
-            self._job = os.fdopen(os.open(job, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb")
-        else:  # in memory: nothing is left of it however this process ends
-            self._job = os.fdopen(os.memfd_create("mpi_util-experiment"), "wb")
-            os.fchmod(self._job.fileno(), 0o600)
-            job = f"/proc/{os.getpid()}/fd/{self._job.fileno()}"
-        self._job.write(pickle.dumps((self.num_cpu, sys.argv, self._packed)))
-        self._job.flush()
+        fd, self._job = tempfile.mkstemp(".job", ".", self.folder.absolute())  # there the ranks of all hosts read it
+        with open(fd, "wb") as file_of_job:
+            file_of_job.write(pickle.dumps((self.num_cpu, sys.argv, self._packed)))
         path = [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
         self._began = time.monotonic()
         with open(self.output, "ab", opener=regular) if self.output else contextlib.nullcontext() as file:
             # in a session of its own, so that a terminal's Ctrl-C does not reach it: the schedule forwards signals
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter
-                [sys.executable, "-c", _START, __name__, job, *path], start_new_session=True,
+                [sys.executable, "-c", _START, __name__, self._job, *path], start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file and subprocess.STDOUT,
                 env=os.environ | self._environment,
             )  # fmt: skip
@@ -147,8 +136,7 @@ class Experiment:
         """The exit status of the run, negative for a signal; None while it is running."""
         if (code := self._process.poll()) is not None:
             self.seconds = time.monotonic() - self._began
-            self._job.close()
-            (self.folder / _JOB).unlink(missing_ok=True)
+            Path(self._job).unlink(missing_ok=True)
             if code == 0:
                 with contextlib.suppress(OSError):  # the disk is full: the run will count as not finished
                     replace_file(self.folder / _MARKER, json.dumps(self._mark, indent=4).encode())
