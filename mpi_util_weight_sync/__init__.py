@@ -9,7 +9,7 @@ when it sends them: all or some, acknowledged or not. `docs/choosing.md` says wh
     a receiver's   receiver.py, readers_writer_lock.py
 
 A version is one set of weights with a number: 1 for those of `connect`, then 2, 3, ... for each `send`. A receiver has
-one version at a time, and may skip some. Its way to a receiver, and who wakes whom:
+one version after the other, and may skip some. Its way to a receiver, and who wakes whom:
 
     sender       writes version 7 into a section, sends UPDATE on each worker's socket
     receiver     wakes, takes the section's lock (shared), copies the values, answers ACK

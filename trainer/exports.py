@@ -72,7 +72,7 @@ class Exports:
 
     def end(self) -> dict[str, str]:
         """Ends all, after a last curve, and waits for it. Returns: names in the folder of curve and videos, of those
-        that have not failed; what is not ready yet goes on after the run, and its name says so."""
+        that have not failed; what is not ready yet is made after the run, and its name says so."""
         if self._events:
             self._events.close()
         if self._run:

@@ -9,7 +9,7 @@ from typing import Any
 from policies.hyper import users_function
 from trainer.config import Config
 
-SCHEDULED = ("lr", "vf_lr", "kl_targ", "clip", "ent_coef", "epochs", "vf_epochs")  # which each update reads anew
+SCHEDULED = ("lr", "vf_lr", "kl_targ", "clip", "ent_coef", "epochs", "vf_epochs")  # which each update reads again
 
 
 class Hook:

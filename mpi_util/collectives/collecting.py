@@ -123,7 +123,7 @@ def collect(
             first axis is rows, numbers (a row each), and lists, which are joined; other objects are listed, one for
             each rollout. What is in a list must not change afterwards. Gradients do not travel.
         episodes: how many. A rank that is free takes the next number.
-        steps: instead, episodes 0, 1, ... until they have so many rows together (the longest array of each counts).
+        steps: instead, episodes 0, 1, ... until they have this number of rows (the longest array of each counts).
             Surplus episodes are dropped, and counted in `collected.unused_rollouts`.
         envs: instead, a segment of each environment 0 .. envs - 1, which stays on one rank. `play` is a generator
             function: started once for each number, it yields a segment in each iteration.
@@ -167,7 +167,7 @@ def rollouts(
     Args:
         iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is
             numbered as by `collect`, for a loop within the program's own: after it, `if mpi_util.rank: continue`.
-        total_steps: ends the loop once the iterations have so many rows together; alone, iterations are 0, 1, ...
+        total_steps: ends the loop once the iterations have this number of rows; alone, iterations are 0, 1, ...
         envs: how many; what the body keeps of an environment goes into `Rollout.kept`.
 
     Raises: as `collect`; UsageError also if the body ends without `Rollout.gather`.
@@ -211,7 +211,7 @@ class _Loop:
     def __init__(self, call: str, comm: Comm, phase: str):
         self.call, self.channel, self.phase = call, channel_of(comm), phase
         self.kept: dict[int, Rollout] = {}  # of numbered environments, as long as `_kept_for` is the same
-        self.next = collections.Counter[int]()  # for each seed the number of the next iteration, if nobody gives one
+        self.next = collections.Counter[int]()  # for each seed the number of the next iteration, if none is given
 
     def set(self, weights: Any, seed: int, play: Any, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""

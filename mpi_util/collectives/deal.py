@@ -121,7 +121,7 @@ class Deal:
             yield number
 
     def end(self, rows: int) -> None:
-        """An episode of a round by rows has ended, with so many."""
+        """An episode of a round by rows has ended, with this number of rows."""
         self._counter.end(self._dealt, rows)
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class Counter:
             return taken
 
     def end(self, dealt: Round, rows: int) -> None:
-        """An episode has ended, with so many rows."""
+        """An episode has ended, with this number of rows."""
         with self._locked(dealt.number) as slot:
             if slot[0] == dealt.number:
                 slot[_CLOSED - 2 : _CLOSED] += 1, rows
@@ -218,7 +218,7 @@ class Counter:
         """More numbers, from `number` on, once none is left here; None: none yet. Called with the lock held."""
         if not dealt.by_rows or rows >= dealt.n:
             return ALL_DEALT
-        # so many more are needed if those under way get as many rows as those that have ended
+        # the number still needed if those under way get as many rows as those that have ended
         mean = (rows + dealt.mean) / max(1, ended + (dealt.mean > 0))
         needed = math.ceil((dealt.n - rows) / mean) - (number - ended) if mean else 1
         return range(number, number + needed) if needed > 0 else None

@@ -176,7 +176,7 @@ class Messages:
     def post_all(self, messages: Mapping[int, Message], end: float = math.inf) -> None:
         """Sends all, and only then wakes: a rank that wakes may take the core that this one runs on.
 
-        Returns when they have left: at once if MPI has room to keep them; or at `end`; or when nobody will take them.
+        Returns when they have left: at once if MPI has room to keep them; or at `end`; or when no rank will take them.
         """
         sent = {k: self.comm.Isend(message, k, _TAG) for k, message in messages.items()}
         self._wake(sent)

@@ -62,7 +62,7 @@ def mpi_fork(
         output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
             prints to stderr then. A `log_dir` gets it.
         exit: the process that has started the ranks ends here, in place of returning "parent".
-        ranks_per_env: each environment (`simulator`) runs on so many of the `n` ranks: a worker, and members, whose
+        ranks_per_env: each environment (`simulator`) runs on this number of the `n` ranks: a worker, and members, whose
             `rank` is `nworkers` or more. `rank`, `nworkers` and all collective calls are of the workers.
 
     Returns:

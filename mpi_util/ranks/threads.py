@@ -3,7 +3,7 @@
 docs/architecture.md says when, and docs/pitfalls.md why. A single rank does the same, because the number of threads can
 change the last bit of a product. With `comm=` the part of the cores is fixed: the other ranks may work or sleep, and a
 number that followed them would give other bits each time. What the user has set stays, also by torch.set_num_threads or
-threadpoolctl; a value of 1 that was set before mpi_fork, or by threadpoolctl, cannot be told from ours.
+threadpoolctl; a value of 1 that was set before mpi_fork, or by threadpoolctl, looks like ours.
 """
 
 import contextlib

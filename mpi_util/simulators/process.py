@@ -40,7 +40,7 @@ _HERE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "PRTE_MCA_rmaps_default_
 _HERE |= {f"{mpi}_MCA_{choice}": "^slurm" for mpi in ("OMPI", "PRTE") for choice in ("plm", "ras")}
 _HERE |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
 _HERE |= {"PRTE_MCA_hwloc_default_binding_policy": "none", "OMPI_MCA_mpi_yield_when_idle": "1"}
-# MPICH 5 changes its way of a broadcast after so many, on ranks with threads alone: a program in C and one in Python,
+# MPICH 5 changes its way of a broadcast after some, on ranks with threads alone: a program in C and one in Python,
 # which share COMM_WORLD, would wait for each other for ever
 _HERE |= {"MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "2147483647"}
 _LAST_LINES, _LAST_BYTES, _MOST_KEPT_BYTES = 10, 4096, 64 << 20
@@ -59,7 +59,7 @@ def solver(command: str | Sequence[str], nprocs: int | None = None, *, cwd: Path
 
     Args:
         command: words, or one string. cwd: its folder. log_dir: a folder for what it prints, worker-0-simulator-1.txt.
-        nprocs: so many ranks of it, by this job's MPI. None: the command as it is, as `mpirun -np 4 x` of another MPI.
+        nprocs: number of its ranks, by this job's MPI. None: the command as it is, as `mpirun -np 4 x` of another MPI.
 
     Returns: a subprocess.Popen, of which terminate, kill and send_signal are for all its processes. Besides: `pause()`
         (SIGSTOP), `resume()`, and `tail()`, the last lines that it has printed.
