@@ -46,6 +46,7 @@ _HERE |= {"MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "2147483647"}
 _LAST_LINES, _LAST_BYTES, _MOST_KEPT_BYTES = 10, 4096, 64 << 20
 _IDLE_S = 0.02  # without a call, after which it is paused; longer than between two steps of a rollout
 _STUCK_S, _LAST_WORDS_S, _END_S = 30, 1.0, 5.0
+_LATE = "was not done after {:g} s, and was ended"
 
 Path_ = str | os.PathLike[str] | None
 numbers = itertools.count(1)  # of the programs that this process has started
@@ -162,7 +163,7 @@ class Process:
             elif self.solver.poll() is not None:
                 self._fail("has ended", "its start")
             elif limit and time.monotonic() - began > limit:
-                self._late(limit, "its start")
+                self._fail(_LATE.format(limit), "its start", 0.0)
 
     def call(self, request: Request, limit: float | None = None) -> Any:
         """Makes a call there. Returns: its result. Args: limit: seconds until it is ended."""
@@ -176,7 +177,7 @@ class Process:
             self._wire.send(self._calls, request)
             while number != self._calls:  # else left by a call that was interrupted
                 if not wait([self._wire.connection], limit):
-                    self._late(limit, request.doing)
+                    self._fail(_LATE.format(limit), request.doing, 0.0)
                 number, (answer, *rest) = self._wire.receive()
         except (EOFError, OSError):
             self._fail("has ended", request.doing)
@@ -189,9 +190,6 @@ class Process:
         if (request.what, rest[0]) == ("get", "AttributeError"):
             raise AttributeError(request.name)
         raise SimulatorError(f"{self._name} failed in {request.doing}:{_set_off(rest[1])}")
-
-    def _late(self, limit: float | None, doing: str) -> NoReturn:
-        self._fail(f"was not done after {limit:g} s, and was ended", doing, 0.0)
 
     def _fail(self, what: str, doing: str, patience_s: float = _LAST_WORDS_S) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):

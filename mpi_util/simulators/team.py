@@ -97,6 +97,9 @@ class Team:
         watchdog(0)  # a worker may take any time
         self.make_env = make_env
         failure.hide_stdout(log)
+        if log != os.devnull:  # what libraries print to stderr too; Python's reports stay on the screen
+            sys.stderr = os.fdopen(os.dup(2), "w", 1)
+            os.dup2(1, 2)
         message: Any = ()
         with contextlib.suppress(RankLeftError):  # the worker has ended
             while True:

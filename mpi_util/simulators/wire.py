@@ -17,9 +17,7 @@ import numpy as np
 from ..arrays.adapters import framework
 from ..errors import UsageError
 
-ADDRESS = (
-    "MPI_UTIL_SERVE"  # the program's variable: the socket's name, the half key that it shows, the one that it sees
-)
+ADDRESS = "MPI_UTIL_SERVE"  # of the program: the socket's name, the half key that it shows, the one that it sees
 _MADE_OF = {  # of Gymnasium, and what makes one
     "Box": ("low", "high", "shape", "dtype"), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "dtype"),
     "MultiBinary": ("n",), "Tuple": ("spaces",), "Dict": (), "EnvSpec": ("id", "reward_threshold", "max_episode_steps"),

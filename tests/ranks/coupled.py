@@ -69,6 +69,9 @@ class Coupled(gymnasium.Env):
         for _ in range(megabytes):
             os.write(1, b"flood of words\n" * 70_000)
 
+    def complain(self):
+        os.write(2, f"warning of rank {self.comm.Get_rank()}\n".encode())
+
     def leave_child(self):
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 

@@ -124,6 +124,10 @@ def flood():
     print("left behind", reap.is_alive(left))
 
 
+def complains():
+    simulator(log_dir=os.environ["TEST_LOGS"]).complain()
+
+
 def killed():
     env = simulator()
     print(env.leave_child(), flush=True)
@@ -138,6 +142,7 @@ def wrong():
         "command": lambda: mpi_util.simulator(command="/nowhere/mpiexec -n 2 x"),
         "target": lambda: mpi_util.simulator(command=[*SERVE, "coupled:mak"], cwd=HERE),
         "module": lambda: mpi_util.simulator(command=[*SERVE, "cupled:make"], cwd=HERE),
+        "start": lambda: mpi_util.simulator(command="sleep 100", timeout=0.5),
         "ends": lambda: mpi_util.simulator(command=[sys.executable, "-c", "print('no licence'); exit(7)"]),
         "no_environment": lambda: simulator(coupled.no_environment),
         "fails_everywhere": lambda: simulator(coupled.fails_everywhere),
@@ -149,6 +154,11 @@ def wrong():
 
 
 ACTS = {"play": play, "vector": vector, "shares": shares, "spinning": spinning, "flood": flood, "killed": killed}
-ACTS |= {"wrong": wrong, "late": lambda: fault(sys.argv[5], timeout=2.0), "fault": lambda: fault(*sys.argv[5:6])}
+ACTS |= {
+    "complains": complains,
+    "wrong": wrong,
+    "late": lambda: fault(sys.argv[5], timeout=2.0),
+    "fault": lambda: fault(*sys.argv[5:6]),
+}
 ACTS |= {"first": lambda: fault(sys.argv[5], 0), "everywhere": lambda: fault(sys.argv[5], None)}
 ACTS[act]()

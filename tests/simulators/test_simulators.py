@@ -122,6 +122,12 @@ def test_a_program_may_print_much_and_leave_processes(tmp_path):
     assert log.name == "worker-0-simulator-1.txt" and log.stat().st_size > 3e6
 
 
+def test_what_members_print_goes_to_their_files(tmp_path):
+    shown = play(2, 2, "team", "complains", TEST_LOGS=str(tmp_path)).err
+    assert shown == "warning of rank 0\n"
+    assert (tmp_path / "worker-0-member-1.txt").read_text() == "warning of rank 1\n"
+
+
 def test_a_killed_worker_leaves_no_process():
     left = play(2, 2, "process", "killed", status=137).out.split()
     assert left and not [pid for pid in left if reap.is_alive(int(pid))]
@@ -136,6 +142,7 @@ def test_a_killed_worker_leaves_no_process():
         (1, "process", "command", "/nowhere/mpiexec -n 2 x cannot be started"),
         (1, "process", "target", "makes no environment: module 'coupled' has no attribute 'mak'; give module:function"),
         (1, "process", "module", "makes no environment: No module named 'cupled'; give module:function"),
+        (1, "process", "start", "(sleep 100) was not done after 0.5 s, and was ended, in its start"),
         (1, "process", "ends", "has ended with status 7, in its start; it said last: no licence"),
         (1, "process", "no_environment", "make_env returned 3, which is no environment"),
         (1, "process", "without", "mpi_fork(n, ranks_per_env=k) says how many ranks"),
