@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from conftest import RANKS, ROOT, mpi_environment, run
+from conftest import LAUNCHER, RANKS, ROOT, mpi_environment, run
 from machines import Machines
 from training import EPISODES
 
@@ -49,6 +49,16 @@ def test_rank_0_is_on_the_first_host(machines, mpi, where):
     status, out, err = machines.run("h1", mpi, RANKS / "hosts.py", '{"n": 3}', env=where)
     assert (status, err) == (0, "started\n")
     assert "rank 0 of 3 is on h2" in out and out.count(" on h2") == int(where["MPI_UTIL_HOSTS"][3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "coupling", "where"), [(4, "team", "h1:2,h2:2"), (2, "process", "h1:1,h2:1")])
+def test_the_ranks_of_an_environment_are_on_one_host(machines, mpi, n, coupling, where):
+    more = {"MPI_UTIL_HOSTS": where, "TEST_LAUNCHER": f"env -u MPI4PY_LIBMPI {LAUNCHER['mpich']}"}
+    status, out, err = machines.run("h1", mpi, RANKS / "simulators.py", n, 2, coupling, "hosts", env=more)
+    bits = run([sys.executable, RANKS / "simulators.py", 2, 2, "team"], 60).out.splitlines()
+    assert (status, err) == (0, "") and sorted(out.splitlines()) == sorted(["0 h1 h1", "1 h2 h2", *bits])
+    assert_nothing_is_left(machines)
 
 
 @pytest.mark.slow

@@ -74,6 +74,12 @@ def test_a_batch_script_uses_the_whole_allocation(slurm, mpi, tmp_path):
     assert set(output.read_text().splitlines()) == {*PLACES, "started", "sum 0.0"}
 
 
+def test_the_ranks_of_a_team_are_on_one_host(slurm, mpi, tmp_path):
+    job, output = slurm.batch(tmp_path, mpi, f"{sys.executable} {RANKS}/simulators.py 4 2 team hosts")
+    slurm.wait(job)
+    assert {"0 h1 h1", "1 h2 h2"} <= set(output.read_text().splitlines())
+
+
 @pytest.mark.parametrize("option", ["--mpi=pmi2", "--mpi=pmix", "--mpi=none"])
 def test_tasks_of_srun_are_ranks_or_are_refused(slurm, mpi, option):
     right = {"mpich": "--mpi=pmi2", "openmpi": "--mpi=pmix"}[mpi]

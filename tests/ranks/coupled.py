@@ -5,6 +5,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -68,6 +69,10 @@ class Coupled(gymnasium.Env):
     def print_much(self, megabytes):
         for _ in range(megabytes):
             os.write(1, b"flood of words\n" * 70_000)
+
+    def hosts(self):
+        """Of its ranks."""
+        return self.comm.allgather(socket.gethostname())
 
     def complain(self):
         os.write(2, f"warning of rank {self.comm.Get_rank()}\n".encode())

@@ -128,6 +128,12 @@ def complains():
     simulator(log_dir=os.environ["TEST_LOGS"]).complain()
 
 
+def hosts():
+    """Where the ranks of each worker's environment are; then as `play`."""
+    print(mpi_util.rank, *simulator().hosts(), flush=True)
+    play()
+
+
 def killed():
     env = simulator()
     print(env.leave_child(), flush=True)
@@ -156,6 +162,7 @@ def wrong():
 ACTS = {"play": play, "vector": vector, "shares": shares, "spinning": spinning, "flood": flood, "killed": killed}
 ACTS |= {
     "complains": complains,
+    "hosts": hosts,
     "wrong": wrong,
     "late": lambda: fault(sys.argv[5], timeout=2.0),
     "fault": lambda: fault(*sys.argv[5:6]),
