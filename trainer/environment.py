@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 import mpi_util
+from mpi_util.simulators.team import part_of
 from policies.actor import CNN, LEAST_IMAGE, channels_last
 from policies.hyper import users_function
 from trainer.config import ATARI, Config
@@ -84,9 +85,9 @@ def _on_ranks(config: Config, arguments: dict[str, Any]) -> Any:
     return mpi_util.simulator(make, timeout=config.env_timeout, log_dir=config.log_dir)
 
 
-def _part(name: str, arguments: dict[str, Any], comm: Any) -> Any:
+def _part(name: str, arguments: dict[str, Any]) -> Any:
     """One rank's part of it."""
-    return users_function("ranks_per_env", name)(comm, **arguments)
+    return part_of(users_function("ranks_per_env", name), **arguments)
 
 
 def versioned(env_id: str) -> str:

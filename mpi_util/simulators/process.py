@@ -85,7 +85,8 @@ class Solver(subprocess.Popen[bytes]):
         own = {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.log: Any = open(path, "ab+", opener=_no_link) if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            self.log: Any = open(os.open(path, flags, 0o600), "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
                 stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
@@ -120,10 +121,6 @@ class Solver(subprocess.Popen[bytes]):
         size = os.fstat(fd := self.log.fileno()).st_size
         text = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
         return "\n".join([line for line in text.splitlines() if re.search(r"\w", line)][-_LAST_LINES:])
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _begin() -> None:

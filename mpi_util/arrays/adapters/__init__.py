@@ -265,11 +265,10 @@ def value_slot(
     name: str, dtype: np.dtype, shape: tuple[int, ...], read: Callable[[], Any], write: Callable[[np.ndarray], object]
 ) -> Slot:
     """The slot of an array that is read and written as a whole: values of `dtype`, which may be an extension's."""
-
-    def read_into(out: np.ndarray) -> None:
-        np.copyto(out, as_bits(np.asarray(read())))
-
-    slot = Slot(name, as_bits(np.empty(0, dtype)).dtype, shape, read_into, lambda values: write(values.view(dtype)))
+    bits = as_bits(np.empty(0, dtype)).dtype
+    slot = Slot(
+        name, bits, shape, lambda out: np.copyto(out, as_bits(np.asarray(read()))), lambda x: write(x.view(dtype))
+    )
     return with_bits(slot, dtype) if is_extension(dtype) else slot
 
 
