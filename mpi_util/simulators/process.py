@@ -46,7 +46,6 @@ _HERE |= {"MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "2147483647"}
 _LAST_LINES, _LAST_BYTES, _MOST_KEPT_BYTES = 10, 4096, 64 << 20
 _IDLE_S = 0.02  # without a call, after which it is paused; longer than between two steps of a rollout
 _STUCK_S, _LAST_WORDS_S, _END_S = 30, 1.0, 5.0
-_LATE = "was not done after {:g} s, and was ended"
 
 Path_ = str | os.PathLike[str] | None
 numbers = itertools.count(1)  # of the programs that this process has started
@@ -160,7 +159,7 @@ class Process:
             elif self.solver.poll() is not None:
                 self._fail("has ended", "its start")
             elif limit and time.monotonic() - began > limit:
-                self._fail(_LATE.format(limit), "its start", 0.0)
+                self._fail(f"was not done after {limit:g} s, and was ended", "its start", 0.0)
 
     def call(self, request: Request, limit: float | None = None) -> Any:
         """Makes a call there. Returns: its result. Args: limit: seconds until it is ended."""
@@ -174,7 +173,7 @@ class Process:
             self._wire.send(self._calls, request)
             while number != self._calls:  # else left by a call that was interrupted
                 if not wait([self._wire.connection], limit):
-                    self._fail(_LATE.format(limit), request.doing, 0.0)
+                    self._fail(f"was not done after {limit:g} s, and was ended", request.doing, 0.0)
                 number, (answer, *rest) = self._wire.receive()
         except (EOFError, OSError):
             self._fail("has ended", request.doing)
