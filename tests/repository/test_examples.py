@@ -148,7 +148,7 @@ def code(text: str) -> list[str]:
 def adopting() -> tuple[list[str], list[str]]:
     """The diffs of gather_ppo_torch.py in docs/cleanrl.md, and the lines of code that are those of programs."""
     pages = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("cleanrl", "pitfalls", "gpu")}
-    of_programs = pages["pitfalls"].partition("\n## Normalisers")[2].partition("\n## Logging")[0] + pages["gpu"]
+    of_programs = pages["pitfalls"].partition("\n## Normalizers")[2].partition("\n## Logging")[0] + pages["gpu"]
     plain = "\n".join(re.findall(r"```python\n(.*?)```", of_programs, re.DOTALL))
     return fenced(sections("cleanrl.md")["A rollout that is a function"], "diff").strip().split(
         "\n\n"
