@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record, soak
-from trainer.record import TIME_COLUMNS
 from trainer.run_folder import load
 
 MODES = {
@@ -29,6 +28,7 @@ MODES = {
     "evaluations": "Hopper-v4 -n 40 -b 8 --eval_every 400 --eval_episodes 3",
 }
 SIGNALS = ("TERM", "INT", "HUP", "KILL", "SEGV", "STOP")
+TIME_COLUMNS = ("Time", "StepsPerSecond", "RolloutS", "GatherS", "UpdateS", "BcastS", "IdleShare")  # differ
 POLICIES = ("policy.safetensors", "best.safetensors")
 MOST_STRIKES, MOST_RANKS = 8, 4
 TIMEOUT_S = 180.0

@@ -113,7 +113,7 @@ def _evaluate(pipe: Connection, config: Config, spec: Spec) -> None:
             batches: Any = [play(runner, "evaluate", key) for key in episodes_of(runner)]
             found = {name: np.concatenate([batch[name] for batch in batches]) for name in RESULT}
             pipe.send_bytes(save(found | policy | {"iteration": control.arrays["iteration"]}))
-    except (EOFError, BrokenPipeError):  # the run has ended
+    except (EOFError, ConnectionError):  # the run has ended
         return
     except Exception as error:
         line = " ".join(f"evaluation of iteration {control.iteration}: {type(error).__name__}: {error}".split())

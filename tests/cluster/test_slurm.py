@@ -96,7 +96,7 @@ def test_tasks_of_srun_are_ranks_or_are_refused(slurm, mpi, option):
 def test_train_in_tasks_that_are_alone_says_so_once(slurm):
     words = ("srun", "-N2", "-n2", sys.executable, "train.py", "CartPole-v1", "--nprocs", "4")
     text = slurm.call("timeout", "60", *words, status=None)
-    assert text.count("train.py: srun has started this program 2 times, each of them alone; use srun") == 1
+    assert text.count("train.py: srun has started this program 2 times, and each of them is alone; use srun") == 1
 
 
 @pytest.mark.parametrize("how", ["scancel", "scancel --signal=TERM --batch", "requeue"])
