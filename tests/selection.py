@@ -26,6 +26,7 @@ LIBRARIES = {
     "optuna": ["optuna"],
     "hydra": ["hydra"],
     "tensorboard": ["tensorboardX", "tensorboard"],
+    "wandb": ["wandb"],
 }
 NOT_IN_EXTRA_TEST = {"openmpi", *LIBRARIES} - {"torch"}
 # What all tests of a folder need beside the extra test-core.

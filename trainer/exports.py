@@ -42,8 +42,8 @@ class Exports:
             self._events = importlib.import_module("tensorboardX").SummaryWriter(str(folder))
         if config.wandb:
             key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]  # a resumed run is the same one there
-            self._run = importlib.import_module("wandb").init(
-                project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
+            self._run = _wandb(
+                "init", project="mpi_util", name=f"{config.env} {folder.name}", id=key, resume="allow", dir=str(folder),
                 config=config.effective,
             )  # fmt: skip
 
@@ -108,7 +108,16 @@ class Exports:
 
 
 def require_packages(config: Config) -> None:
-    """Raises ValueError: one line: a package is not installed that a setting needs."""
+    """Raises ValueError: one line: a package is not installed that a setting needs, or W&B refuses to log in."""
     for option, package in ("tensorboard", "tensorboardX"), ("wandb", "wandb"):
         if getattr(config, option) and not getattr(importlib.util.find_spec(package), "origin", None):  # or a folder
             raise ValueError(f"--{option} needs {package}: pip install {package}")
+    if config.wandb:
+        _wandb("login")
+
+
+def _wandb(function: str, **given: Any) -> Any:
+    try:
+        return getattr(importlib.import_module("wandb"), function)(**given)
+    except Exception as error:  # of theirs: no key, no network, ...
+        raise ValueError(f"--wandb: {' '.join(str(error).split())} (WANDB_MODE=offline needs no login)") from None

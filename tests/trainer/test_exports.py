@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import re
 
 import pytest
 from conftest import ROOT
@@ -28,6 +29,35 @@ def test_tensorboard_reads_its_files(tmp_path):
         found = {event.step: event.value for event in reader.Scalars(name)}
         there = {row["TotalEnvInteracts"]: row[name] for row in rows if row[name] is not None}
         assert found.keys() == there.keys() and all(math.isclose(found[t], there[t], rel_tol=1e-6) for t in there), name
+
+
+@pytest.mark.wandb
+def test_weights_and_biases_gets_a_run_that_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    work = [
+        "CartPole-v1",
+        "--batch_steps",
+        64,
+        "--num_envs",
+        2,
+        "--nprocs",
+        2,
+        "--wandb",
+        "--run_dir",
+        tmp_path / "run",
+    ]
+    train(*work, "--total_steps", 128)
+    train("--resume", tmp_path / "run", "--total_steps", 192)
+    names = {path.name.rpartition("-")[2] for path in (tmp_path / "run" / "wandb").glob("offline-run-*")}
+    assert len(names) == 1  # the run's own, of both starts
+
+
+@pytest.mark.wandb
+def test_without_a_key_of_weights_and_biases_nothing_is_begun(tmp_path):
+    home = {"HOME": str(tmp_path), "NETRC": str(tmp_path / "none"), "WANDB_MODE": "online", "WANDB_API_KEY": ""}
+    done = train("CartPole-v1", "--wandb", "--nprocs", 2, "--run_dir", tmp_path / "run", env=home, status=2)
+    assert re.fullmatch(r"train.py: --wandb: .* \(WANDB_MODE=offline needs no login\)\n", done.err)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("path", sorted(POLICIES.iterdir()), ids=lambda path: path.name)
