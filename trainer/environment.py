@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import inspect
 import itertools
 import os
 import sys
@@ -15,7 +16,6 @@ import gymnasium as gym
 import numpy as np
 
 import mpi_util
-from mpi_util.simulators.team import part_of
 from policies.actor import CNN, LEAST_IMAGE, channels_last
 from policies.hyper import users_function
 from trainer.config import ATARI, Config
@@ -81,13 +81,17 @@ def _on_ranks(config: Config, arguments: dict[str, Any]) -> Any:
         return mpi_util.simulator(command=config.env_command, timeout=config.env_timeout, log_dir=config.log_dir)
     if not config.ranks_per_env:
         return None
-    make = functools.partial(_part, config.env, arguments)
+    try:
+        make = users_function("ranks_per_env", config.env)
+        inspect.signature(make).bind_partial(**arguments)
+        make = functools.partial(make, **arguments)
+    except (ValueError, TypeError) as error:  # where it is called, so that the ranks of a team fail together
+        make = functools.partial(_fail, error)
     return mpi_util.simulator(make, timeout=config.env_timeout, log_dir=config.log_dir)
 
 
-def _part(name: str, arguments: dict[str, Any]) -> Any:
-    """One rank's part of it."""
-    return part_of(users_function("ranks_per_env", name), **arguments)
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def versioned(env_id: str) -> str:

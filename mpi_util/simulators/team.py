@@ -140,21 +140,16 @@ def _made(make: Any) -> Any:
         make = pkgutil.resolve_name(make) if isinstance(make, str) else make
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"{make} makes no environment: {error}; give module:function") from None
-    env = part_of(make)
-    if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
-        raise UsageError(f"make_env returned {env!r:.99}, which is no environment: it has no reset and step")
-    return env
-
-
-def part_of(make: Any, **arguments: Any) -> Any:
-    """This rank's part of an environment. Args: make: gets the team's communicator if a parameter is left for it."""
-    given, parameters = list[Any](), inspect.signature(make).parameters.values()
-    if any(p.default is p.empty and p.kind < 2 and p.name not in arguments for p in parameters):
+    given: list[Any] = []
+    if any(p.default is p.empty and p.kind < 2 for p in inspect.signature(make).parameters.values()):
         world()  # starts MPI, where a launcher has started this process
         from mpi4py import MPI
 
         given = [state(Role).team or MPI.COMM_SELF]
-    return make(*given, **arguments)
+    env = make(*given)
+    if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
+        raise UsageError(f"make_env returned {env!r:.99}, which is no environment: it has no reset and step")
+    return env
 
 
 def last_lines(error: BaseException) -> str:
