@@ -50,7 +50,8 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
         except (gym.error.Error, *CANNOT_BE_MADE) as error:
             if isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error):  # MuJoCo, when it is imported
                 raise  # of an environment's own: with its traceback, and a reason to make it again
-            own = f" One of your own is module:{env_id}" * (type(error) is gym.error.NameNotFound and ":" not in env_id)
+            own = f" One of your own is module:{env_id}" if ":" not in env_id else " A function needs --ranks_per_env"
+            own *= type(error) is gym.error.NameNotFound
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}{own}") from None
         renderer = getattr(env.unwrapped, "mujoco_renderer", None)
         if renderer and "trackbodyid" not in (renderer.default_cam_config or {}):

@@ -86,6 +86,7 @@ class Solver(subprocess.Popen[bytes]):
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
             self.log: Any = open(os.open(path, flags, 0o600), "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
+            self._start = os.fstat(self.log.fileno()).st_size  # after what an earlier run has left in it
             super().__init__(
                 words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
                 stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
@@ -118,7 +119,7 @@ class Solver(subprocess.Popen[bytes]):
     def tail(self) -> str:
         """The last lines that it has printed."""
         size = os.fstat(fd := self.log.fileno()).st_size
-        text = os.pread(fd, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+        text = os.pread(fd, _LAST_BYTES, max(min(self._start, size), size - _LAST_BYTES)).decode(errors="replace")
         return "\n".join([line for line in text.splitlines() if re.search(r"\w", line)][-_LAST_LINES:])
 
 
