@@ -96,6 +96,8 @@ def parse(arguments: list[str] | None = None) -> Config:
                 given, source = vars(parser.parse_args(words)), ""
                 asked.update(() if "commands" in settings else given)  # a run's has all settings
         trust, path, *_ = (given.pop(name, None) for name in ("trust", "config", "watch", "seeds", "preset"))
+        if {"env", "env_command"} <= own.keys():
+            raise ValueError(f"--env_command starts the environment; leave out {own['env']}")
         if "env_command" in given:  # the module:function in it names the run
             words = given["env_command"].split() or [""]
             given.setdefault("env", next((word for word in words if word.partition(":")[2]), words[-1]))

@@ -48,6 +48,8 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
         try:
             env = _on_ranks(config, arguments) or gym.make(env_id, disable_env_checker=True, **arguments)
         except (gym.error.Error, *CANNOT_BE_MADE) as error:
+            if mpi_util.rank >= mpi_util.nworkers:  # a member of a team, which has served
+                raise
             if isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error):  # MuJoCo, when it is imported
                 raise  # of an environment's own: with its traceback, and a reason to make it again
             own = f" One of your own is module:{env_id}" if ":" not in env_id else " A function needs --ranks_per_env"

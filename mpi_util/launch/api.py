@@ -129,7 +129,8 @@ def start_ranks(
         raise LaunchError("mpi_fork: ranks_per_env= needs mpi_util/simulators/, which is missing")
     size = role.size if under_launcher() else n
     if ranks_per_env and size and size % ranks_per_env:
-        error = UsageError(f"mpi_fork: {size} ranks cannot be shared by environments of ranks_per_env={ranks_per_env}")
+        fix = f"start a multiple of ranks_per_env={ranks_per_env}"
+        error = UsageError(f"mpi_fork: {size} ranks cannot be shared by environments; {fix}")
         error.silent = role.rank > 0
         raise error
     if identity.RANK_PID not in os.environ and not multiprocess_parent():

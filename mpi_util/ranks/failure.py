@@ -228,7 +228,9 @@ def call_site() -> str:
 def _line_of(trace: TracebackType | None) -> str:
     """`file:line: ` of the program's innermost line: neither this package's nor the standard library's."""
     files = ((f, f.filename) for f in traceback.extract_tb(trace))
-    frames = [f for f, name in files if not OURS.match(name) and os.path.dirname(name) != _STDLIB]
+    frames = [
+        f for f, name in files if not OURS.match(name) and os.path.dirname(name) != _STDLIB and name[:8] != "<frozen "
+    ]
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 

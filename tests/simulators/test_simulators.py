@@ -149,7 +149,7 @@ def test_a_killed_worker_leaves_no_process():
         (2, "team", "no_environment", "make_env returned 3, which is no environment"),
         (2, "team", "member_calls", "member 1 of worker 0: members of teams take part in no collective calls; call"),
         (2, "team", "world", "members of teams take part in no collective calls; call"),
-        (3, "team", "both", "mpi_fork: 3 ranks cannot be shared by environments of ranks_per_env=2"),
+        (3, "team", "both", "mpi_fork: 3 ranks cannot be shared by environments; start a multiple of ranks_per_env=2"),
     ],
 )
 def test_bad_input_is_one_line(n, coupling, what, line):
@@ -198,6 +198,28 @@ def test_train_py_has_the_same_bits_with_a_command_that_hangs(tmp_path):
         arrays = load_file(tmp_path / "run" / "policy.safetensors")  # whose notes name what makes the environment
         found.append({name: array.tobytes() for name, array in arrays.items()})
     assert all(arrays == found[0] for arrays in found) and (tmp_path / "failed").exists()
+
+
+def test_train_py_names_what_has_failed(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        f"import sys; sys.path.append({str(RANKS)!r})\n"
+        "import coupled, gymnasium\n"
+        "class Mine(coupled.Coupled):\n"
+        "    action_space = gymnasium.spaces.Box(-1, 1, (2,), 'float32')\n"
+        "    def step(self, action):\n"
+        "        if self.comm.Get_rank() == 1:\n"
+        "            raise ValueError('negative density')\n"
+        "        return self.whole(), 0.0, False, True, {}\n"
+        "make = Mine\n"
+    )
+    command = [sys.executable, ROOT / "train.py", "-n", 2, "-b", 2, "--run_dir", "run"]
+    done = run([*command, "mine:make", "--ranks_per_env", 2, "--nprocs", 2], 60, cwd=tmp_path)
+    first, *_, last = done.err.splitlines()
+    assert done.status == 1 and first.startswith("member 1 of worker 0 (phase "), done.err
+    assert "in step 1" in first or "step 1)" in first
+    assert last == "mpi_util: rank 1 ended with status 1 (ValueError: negative density); all 2 ranks were stopped", last
+    done = run([*command, "mine:make", "--env_command", "x"], 60, cwd=tmp_path)
+    assert (done.status, done.err.count("\n")) == (2, 1) and "leave out mine:make" in done.err
 
 
 def test_what_a_program_prints_goes_through_no_link(tmp_path):
