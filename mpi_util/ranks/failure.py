@@ -32,8 +32,8 @@ _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a
 # `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
 SAME_SIGNAL_S = 0.3
 _WHERE = "_mpi_util_where"
-# files of this package, and of those beside it whose names begin with its name
-OURS = re.compile(rf"{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/")
+# files of this package, of those beside it whose names begin with its name, and of `python -m`
+OURS = re.compile(rf"(?:<frozen |{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/)")
 _STDLIB = os.path.dirname(os.__file__)  # folder of functools and others; site-packages is below it
 
 
@@ -228,9 +228,7 @@ def call_site() -> str:
 def _line_of(trace: TracebackType | None) -> str:
     """`file:line: ` of the program's innermost line: neither this package's nor the standard library's."""
     files = ((f, f.filename) for f in traceback.extract_tb(trace))
-    frames = [
-        f for f, name in files if not OURS.match(name) and os.path.dirname(name) != _STDLIB and name[:8] != "<frozen "
-    ]
+    frames = [f for f, name in files if not OURS.match(name) and os.path.dirname(name) != _STDLIB]
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}: " if frames else ""
 
 
