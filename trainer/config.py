@@ -80,7 +80,7 @@ class Config(Hyper):
         choices=("abort", "restart"),
     )  # fmt: skip
     env_timeout: float | None = setting(
-        FREE, "of --ranks_per_env and --env_command: longest step, reset or start", must_be="above 0", metavar="SECONDS"
+        FREE, "of --ranks_per_env and --env_command: longest call, or start", must_be="above 0", metavar="SECONDS"
     )  # fmt: skip
     save_every: float = setting(FREE, "seconds between checkpoints; 0: after every iteration", 30.0, metavar="SECONDS")
     keep: int = setting(FREE, "number of checkpoints to keep: the last one, and those before it", 2)

@@ -4,8 +4,7 @@ It runs in the process of each rank. A call begins with an agreement (`agree`, a
 `collect` and `spread`. `Channel` is for ranks that share one machine, and so memory that all of them map.
 
 Where ranks lie on several machines, or cannot share memory, a subclass is loaded instead, cluster/channel.py. It
-overrides how contributions reach rank 0, and answers and weights the ranks (`_receive_calls`, `_send_replies`, `_ask`,
-`spread`).
+overrides how contributions reach rank 0, and answers and weights the ranks (`_receive_calls`, `_ask`, `spread`, ...).
 """
 
 import importlib

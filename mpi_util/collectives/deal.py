@@ -146,8 +146,7 @@ class Counter:
     and `end`: machines other than rank 0's get their numbers from rank 0.
     """
 
-    # It begins with all numbers, and in a round by rows says how many more episodes to begin, as it learns of all that
-    # end. False on machines other than rank 0's.
+    # It begins with all numbers, and in a round by rows says how many more to begin. False on machines but rank 0's.
     guesses = True
 
     def __init__(self, channel: Channel):

@@ -42,8 +42,7 @@ def rank0_accum_batches(batch: Any, *, index: Index = None, comm: Comm = None) -
             JAX, variables too; numbers and 0-d arrays (one row each); lists of plain Python values, which are joined.
             Structure, keys, dtypes and shapes must be the same on all ranks. The number of rows may differ between
             ranks and between leaves, and may be 0. A list that holds arrays or dicts is refused: it could be a
-            structure (make it a tuple) or trajectories (give `index`, or use `rank0_gather`). So is what is not known
-            to be rows, such as a DataFrame.
+            structure (make it a tuple) or trajectories (give `index`, or use `rank0_gather`). So is a DataFrame.
         index: None: one batch per rank, joined in rank order. Else `batch` is a list of such batches ("segments", such
             as episodes) and `index` holds a number for each: they are joined in the order of these numbers. A rank may
             have none; if no rank has any, the result is an empty dict.

@@ -35,7 +35,6 @@ _SHM, _TMP = "/dev/shm", "/tmp"  # noqa: S108
 _MPI_FILE = re.compile(
     r"/dev/shm/(?:mpich_shm_|sm_segment\.|vader_segment\.)[^\s/]+|/tmp/hydra_hwloc_xmlfile_[^\s/]+"  # noqa: S108
 )
-_PR_SET_PDEATHSIG = 1
 _KILL_PATIENCE_S, _KILL_PAUSE_S = 5.0, 0.005
 _MOST_SCANS = 2000  # a chain took up to 80 on a busy machine; not a time, which also passes while this process waits
 _EXEC_PATIENCE_S = 1.0
@@ -142,12 +141,13 @@ def read_record(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def die_with_parent() -> None:
-    """From now on this process is killed when its parent dies, even while it computes (Linux)."""
-    import ctypes  # not in the guard
+def guard(job_dir: str, variable: str = JOB_VARIABLE) -> Any:
+    """Starts this file, which calls `end_job` when this process ends. Returns: a subprocess.Popen."""
+    import subprocess  # not in the guard
 
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    words, none = [sys.executable, "-I", "-S", __file__, job_dir, variable], subprocess.DEVNULL
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MPI_UTIL_")}  # if of another job
+    return subprocess.Popen(words, 0, None, subprocess.PIPE, none, none, env=env, start_new_session=True)  # noqa: S603
 
 
 def kill_processes(job_dir: str, variable: str = JOB_VARIABLE) -> None:
@@ -165,14 +165,14 @@ def kill_processes(job_dir: str, variable: str = JOB_VARIABLE) -> None:
     remove(files)
 
 
-def end_job(job_dir: str) -> None:
+def end_job(job_dir: str, variable: str = JOB_VARIABLE) -> None:
     """Kills whatever is left of the job, then removes its shared memory files and its folder.
 
     MPI's shared memory is named by what each rank recorded ("shm" in rank-<k>) and by what the living ones have mapped:
     a killed rank cannot remove it. Nothing names the memory of a rank that ended while MPI started: then files go that
     were made since and that no process maps. Hydra leaves its descriptions of the machine where a rank fails.
     """
-    kill_processes(job_dir)
+    kill_processes(job_dir, variable)
     made = [read_record(record).get("shm", ()) for record in Path(job_dir).glob("rank-*")]
     remove(path for paths in made for path in paths if _MPI_FILE.fullmatch(path))
     with contextlib.suppress(OSError):
@@ -215,4 +215,4 @@ if __name__ == "__main__":
     for _signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(_signum, signal.SIG_IGN)  # they are for the parent
     sys.stdin.buffer.read()  # until the parent has ended; one that comes to its own end kills this process first
-    end_job(sys.argv[1])
+    end_job(*sys.argv[1:])

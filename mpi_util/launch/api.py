@@ -48,8 +48,7 @@ def mpi_fork(
             cut into other parts have other last bits, so give a number where results must not depend on the machine.
         max_restarts: how often the ranks are started again, from the program's beginning, after a rank or MPI failed.
             Not under mpiexec; not after a signal from the user, status 2, an end that all ranks agreed on, or the same
-            failure twice in a row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts them. With
-            n = 1 too.
+            failure twice in a row while `mpi_util.saved` was given nothing new. `mpi_util.restarts` counts; n may be 1.
         hosts: where the ranks run: `h1:4,h2:4`, four on each, which ssh reaches without a password, with the same
             interpreter, packages, program and folder as here; the ranks get the environment of this process. Rank 0 is
             on the first. None: MPI_UTIL_HOSTS; else, in a batch script of Slurm, the hosts that it has given.
@@ -59,8 +58,7 @@ def mpi_fork(
             `[rank@host]` on several machines.
         log_dir: a folder, on the rank's machine, for files rank-0.txt, rank-1.txt, ... with what that code prints; it
             is printed as well. Existing files are appended to.
-        output: "rank0": what other ranks print to stdout below this call is not shown, but for `mpi_util.msg`, which
-            prints to stderr then. A `log_dir` gets it.
+        output: "rank0": what other ranks print to stdout below this call is only in `log_dir`; `msg` uses stderr.
         exit: the process that has started the ranks ends here, in place of returning "parent".
         ranks_per_env: each environment (`simulator`) runs on this number of the `n` ranks: a worker, and members, whose
             `rank` is `nworkers` or more. `rank`, `nworkers` and all collective calls are of the workers.

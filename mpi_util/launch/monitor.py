@@ -25,7 +25,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -134,11 +133,7 @@ class ProcessMonitor:
             return
         self._guarded_until = now + _GUARD_PAUSE_S
         with contextlib.suppress(OSError):
-            self._guard = subprocess.Popen(  # noqa: S603  # this interpreter, nothing of the user's folder or environment
-                [sys.executable, "-I", "-S", reap.__file__, str(self.folder)],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-                env={name: value for name, value in os.environ.items() if name != reap.JOB_VARIABLE},  # if a rank's
-            )  # fmt: skip
+            self._guard = reap.guard(str(self.folder))
 
     def _register(self) -> None:
         """Watches the ranks that have recorded their process id, and the launcher's helpers that started them."""

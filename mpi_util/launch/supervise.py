@@ -230,8 +230,7 @@ class Job:
 class Arrivals:
     """Watches that all ranks come to mpi_fork: until then no watchdog of theirs can run.
 
-    A rank may hang above mpi_fork (an import from a network file system), be stopped, or never return from MPI_Init;
-    the others wait for it there.
+    A rank may hang above mpi_fork (an import from a network disk), be stopped, or hang in MPI_Init; the others wait.
 
     Args: n_ranks: of the job. monitor: its processes.
     """

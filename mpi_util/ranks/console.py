@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar, cast
 
-from ..errors import LaunchError, UsageError
+from ..errors import UsageError
 from . import failure
 from .identity import nworkers, rank
 from .state import state
@@ -65,15 +65,7 @@ class _Marked:
 
 def mark_lines(tag: str, folder: str | os.PathLike[str] | None) -> None:
     """From here on lines that Python code prints begin with a tag, and are in a file of the folder. LaunchError: no."""
-    file = None
-    try:
-        if folder:
-            os.makedirs(folder, exist_ok=True)
-            # the last: a FIFO that no one reads is refused
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-            file = os.open(os.path.join(folder, f"rank-{rank()}.txt"), flags, 0o666)
-    except OSError as error:
-        raise LaunchError(f"log_dir: {error}") from None
+    file = failure.opened(os.path.join(folder, f"rank-{rank()}.txt")) if folder else None
     for stream in (sys.stdout, sys.stderr):  # not in place of it: a handler of logging may have it already
         stream.write = _Marked(stream.write, tag, file)  # type: ignore[method-assign]
 

@@ -6,6 +6,7 @@ of which runner.py sees the status, has the effect that docs/architecture.md say
 
 import atexit
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TextIO
 
-from ..errors import MpiUtilError, UsageError, first_line
+from ..errors import LaunchError, MpiUtilError, UsageError, first_line
 from ..host import reap
 from . import runner
 from .identity import OF_SERVER, RANK_PID, Role, forget_launcher, in_child_of_rank, under_launcher
@@ -31,7 +32,7 @@ _LAST_WORDS_S = 0.1
 _LONGEST_REPORT, _LONGEST_REASON = 8000, 200  # characters: a message may hold a whole array
 # `timeout` and some shells send a signal to the process and again to its group, Slurm to the parent and to the ranks
 SAME_SIGNAL_S = 0.3
-_WHERE = "_mpi_util_where"
+_WHERE, _PR_SET_PDEATHSIG = "_mpi_util_where", 1
 # files of this package, of those beside it whose names begin with its name, and of `python -m`
 OURS = re.compile(rf"(?:<frozen |{re.escape(os.path.dirname(os.path.dirname(__file__)))}(?:_\w+)?/)")
 _STDLIB = os.path.dirname(os.__file__)  # folder of functools and others; site-packages is below it
@@ -83,7 +84,8 @@ def install() -> None:
     if under_launcher() or state(Role).job:
         os.environ[RANK_PID] = str(os.getpid())
         os.environ.setdefault("OMPI_MCA_opal_signal", "")  # Open MPI prints 25 lines of C functions at a crash
-        reap.die_with_parent()
+        with contextlib.suppress(OSError, AttributeError):  # it dies with its parent, even while it computes (Linux)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         write_record("rank", {"pid": os.getpid(), "shm": []})  # it has come to mpi_fork
 
 
@@ -248,11 +250,21 @@ def _flush() -> None:
 
 
 def hide_stdout(path: str = os.devnull) -> None:
-    """From here on stdout goes to nothing, or to a file. Of `msg` it is stderr then."""
+    """From here on stdout goes to nothing, or to a file. Of `msg` it is stderr then. LaunchError: as `opened`."""
     state(FailureState).shown = sys.stderr
     sys.stdout.flush()
-    os.dup2(fd := os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), 1)
+    os.dup2(fd := opened(path), 1)
     os.close(fd)
+
+
+def opened(path: str) -> int:
+    """A descriptor of a file of log_dir, which is made, or appended to. LaunchError: it cannot be."""
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        # the last: a FIFO that no one reads is refused
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise LaunchError(f"log_dir: {error}") from None
 
 
 def _note_end(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from .process import Path_, Process
 from .team import Request, Team
 
 _numbers = itertools.count()  # of this worker's environments
+_LONGEST_S = 1e6  # poll(2) takes not much more
 
 
 def simulator(
@@ -33,7 +34,7 @@ def simulator(
         make_env: makes this rank's part, given the team's communicator if it has a parameter. For another environment
             of the worker: the same object, or one that pickle takes.
         command: starts `python -m mpi_util.serve`, on this machine; words, or one string. cwd: its folder.
-        timeout: seconds for a step, a reset, or its start. Then a command is ended, and this raises; a team's job ends.
+        timeout: seconds for its start, or a call. Then a command is ended, and this raises; a team's job ends.
         pause: stop the command's processes (SIGSTOP) while they are not called. False: they are on other hosts.
         log_dir: folder for a file of each member, or command, with what it prints. None: that is dropped.
 
@@ -48,11 +49,11 @@ def simulator(
         raise UsageError("simulator takes make_env, for ranks of this job, or command=, which starts a program")
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise UsageError(f"simulator: timeout is a number of seconds above 0; got {timeout!r}")
+    timeout = timeout and min(timeout, _LONGEST_S)
     if command is None:
         calls: Any = state(Team)
         if calls.rank:
             name = "worker-{}-member-{}.txt".format(*divmod(state(Role).rank, state(Role).ranks_per_env))
-            os.makedirs(log_dir or "/", exist_ok=True)
             calls.serve(make_env, os.path.join(log_dir, name) if log_dir else os.devnull)
     else:
         calls = Process(command, timeout, pause, cwd, log_dir)
@@ -60,9 +61,8 @@ def simulator(
     given = None if make_env is calls.make_env else make_env
     facts = calls.call(Request(number, "making its environment", "make", args=[given]), timeout)
     kinds = (Simulator, framework("gymnasium").Env) if facts.pop("is_gymnasium") else (Simulator,)
-    facts |= {"_calls": calls, "_number": number, "_limit": timeout, "_steps": 0, "_open": True}
     shown: Any = type("Simulator", kinds, {})()
-    vars(shown).update(facts)
+    vars(shown).update(facts, _calls=calls, _number=number, _limit=timeout, _steps=0, _open=True)
     return shown
 
 
@@ -72,8 +72,7 @@ class Simulator:
     def _call(self, what: str, name: str, *args: Any, **kwargs: Any) -> Any:
         mine = vars(self)
         doing = f"step {mine['_steps']}" if name == "step" else name
-        limit = mine["_limit"] if name in ("reset", "step") else None
-        return mine["_calls"].call(Request(mine["_number"], doing, what, name, args, kwargs), limit)
+        return mine["_calls"].call(Request(mine["_number"], doing, what, name, args, kwargs), mine["_limit"])
 
     def reset(self, **given: Any) -> Any:
         """As the environment's. Args: seed, options; None: not passed on."""

@@ -1,7 +1,6 @@
 """Programs that a worker starts, in its process: any (`solver`), or one that serves an environment (`Process`)."""
 
 import contextlib
-import ctypes  # noqa: F401  # else `die_with_parent` would import it, between fork and exec
 import itertools
 import math
 import os
@@ -18,6 +17,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,12 +25,13 @@ from ..collectives.channel import Kept
 from ..errors import SimulatorError, UsageError, whole_number
 from ..host import reap
 from ..launch.launcher import ENVIRONMENT, find_launcher
-from ..ranks.identity import FOR_RANKS, rank
+from ..ranks.identity import FOR_RANKS, Role, rank
 from ..ranks.state import state
 from .team import Request
 from .wire import ADDRESS, Wire
 
 _MARK = "MPI_UTIL_SIMULATOR"  # variable by which the processes of one program are known
+_GUARDED = "MPI_UTIL_GUARDED"  # and those of all programs of one process
 # what says to a program that it is this rank, which job's, or which step's of Slurm
 _NOT_FOR_IT = re.compile(
     rf"{FOR_RANKS.pattern}|(HYDRA|MPIEXEC)_|MPI_UTIL_(?!(JOB|RANK_PID)$)|SLURM_(?!JOB|CONF|CLUSTER)"
@@ -73,28 +74,27 @@ class Solver(subprocess.Popen[bytes]):
     """As `solver` returns it. Args: more: variables."""
 
     def __init__(self, command: str | Sequence[str], nprocs: int | None, cwd: Path_, log_dir: Path_, **more: str):
-        words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
-        if nprocs is not None:
-            family, launcher = find_launcher()
-            n = str(whole_number("solver: nprocs", nprocs, 1))
-            words = [launcher, "-n", n, *family.flags.split(), *words]
-        self.command = shlex.join(words)
         self._paused, self._mark, self.log_dir = list[int](), secrets.token_hex(8), log_dir
         path = Path(log_dir or "/", f"worker-{rank()}-simulator-{next(numbers)}.txt")
         own = {name: value for name, value in os.environ.items() if not _NOT_FOR_IT.match(name)}
         try:
+            words = shlex.split(command) if isinstance(command, str) else [os.fspath(word) for word in command]
+            if nprocs is not None:
+                family, launcher = find_launcher()
+                words = [launcher, "-n", str(whole_number("solver: nprocs", nprocs, 1)), *family.flags.split(), *words]
+            self.command = shlex.join(words)
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
             self.log: Any = open(os.open(path, flags, 0o600), "ab+") if log_dir else tempfile.TemporaryFile("ab+")  # noqa: SIM115
             self._start = os.fstat(self.log.fileno()).st_size  # after what an earlier run has left in it
             super().__init__(
-                words, cwd=cwd, env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, **more}, stdin=subprocess.DEVNULL,
-                stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-                preexec_fn=_begin,
+                words, cwd=cwd, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT,
+                env=ENVIRONMENT | _HERE | own | {_MARK: self._mark, _GUARDED: state(_guard)[0]} | more,
+                start_new_session=True, preexec_fn=_take_cores,
             )  # fmt: skip
-        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            raise UsageError(f"{self.command} cannot be started: {error}") from None
-        weakref.finalize(self, reap.kill_processes, self._mark, _MARK)
+        except (OSError, ValueError, TypeError, IndexError, subprocess.SubprocessError) as error:
+            raise UsageError(f"{command} cannot be started: {error}") from None
+        Finalize(self, reap.kill_processes, (self._mark, _MARK), exitpriority=0)  # not in a process that this one forks
 
     def pause(self) -> None:
         """Stops all its processes: an MPI program that waits does so busily."""
@@ -106,14 +106,15 @@ class Solver(subprocess.Popen[bytes]):
             reap.send(self._paused.pop(), signal.SIGCONT)
 
     def send_signal(self, sig: int) -> None:
-        """Sends a signal to all its processes."""
-        for pid in reap.job_processes(self._mark, variable=_MARK):
+        """Sends a signal to all its processes, to the first one even if it shows no environment, as of `env -i`."""
+        for pid in {*[self.pid] * (self.poll() is None), *reap.job_processes(self._mark, variable=_MARK)}:
             reap.send(pid, sig)
         self.resume()
 
     def kill(self) -> None:
         """Kills all that it has started, and waits for it."""
         reap.kill_processes(self._mark, _MARK)
+        super().kill()
         self.wait()
 
     def tail(self) -> str:
@@ -123,9 +124,14 @@ class Solver(subprocess.Popen[bytes]):
         return "\n".join([line for line in text.splitlines() if re.search(r"\w", line)][-_LAST_LINES:])
 
 
-def _begin() -> None:
+def _guard() -> tuple[str, Any]:
+    """The mark of this process's programs, and what ends them if it is killed; in a job its parent, or guard, does."""
+    mark = secrets.token_hex(8)
+    return mark, None if state(Role).job else reap.guard(mark, _GUARDED)
+
+
+def _take_cores() -> None:
     """In the new process: it gets this worker's cores of those that the workers of its machine share."""
-    reap.die_with_parent()
     cores, channel = sorted(os.sched_getaffinity(0)), state(Kept).world
     machine, mine = (channel.machine, channel.rank) if channel else ([0], 0)
     here = [k for k, lowest in enumerate(machine) if lowest == machine[mine]]

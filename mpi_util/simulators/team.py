@@ -1,11 +1,11 @@
 """A team: k ranks of the job with one environment; in the worker, which calls, and in its members, which serve.
 
 The worker sends each call to its members, makes it itself, and takes their answers; members sleep in between. An error
-is the worker's, which may catch it, if all ranks come to the end of the call. One that leaves a rank waiting within the
-environment ends the job.
+that lets all ranks come to the end of the call is the worker's, which may catch it. Any other one ends the job.
 """
 
 import contextlib
+import faulthandler
 import inspect
 import math
 import os
@@ -65,7 +65,9 @@ class Team:
         late = f"is not done with {request.doing} after {limit or 0:g} s: a rank of it hangs"
         timer = threading.Timer(limit or 0, failure.fail, [f"mpi_util: the environment of worker {rank()} {late}"])
         timer.daemon = True
-        timer.start() if limit else None
+        if limit:
+            timer.start()
+            faulthandler.dump_traceback_later(limit + _GIVE_UP_S, exit=True, file=2)  # C that keeps the timer waiting
         where = {"phase": "simulator"} | state(failure.FailureState).where | {"simulator": request.doing}
         self._send(self._members, (where, request))
         try:
@@ -78,6 +80,7 @@ class Team:
                 raise
         finally:
             timer.cancel()
+            faulthandler.cancel_dump_traceback_later() if limit else None
         for k, text in (failed or {}).items():
             raise SimulatorError(f"member {k} of worker {rank()} failed in {request.doing}:\n{text}")
         return result

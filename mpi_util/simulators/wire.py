@@ -19,8 +19,9 @@ from ..errors import UsageError
 
 ADDRESS = "MPI_UTIL_SERVE"  # of the program: the socket's name, the half key that it shows, the one that it sees
 _MADE_OF = {  # of Gymnasium, and what makes one
-    "Box": ("low", "high", "shape", "dtype"), "Discrete": ("n", "start"), "MultiDiscrete": ("nvec", "dtype"),
-    "MultiBinary": ("n",), "Tuple": ("spaces",), "Dict": (), "EnvSpec": ("id", "reward_threshold", "max_episode_steps"),
+    "Box": ("low", "high", "shape", "dtype"), "Discrete": ("n", "start"), "MultiBinary": ("n",),
+    "MultiDiscrete": ("nvec", "dtype", "start"), "Tuple": ("spaces",), "Dict": (),
+    "EnvSpec": ("id", "reward_threshold", "max_episode_steps"),
 }  # fmt: skip
 
 
@@ -62,7 +63,8 @@ class Wire:
         if kind in _MADE_OF:
             gymnasium = framework("gymnasium")
             return getattr(gymnasium.spaces, kind, gymnasium.envs.registration.EnvSpec)(**dict(items))
-        return np.dtype(items[0]) if kind == "dtype" else {"list": list, "tuple": tuple, "dict": dict}[kind](items)
+        kinds = {"list": list, "tuple": tuple, "dict": dict, "bytes": bytes}
+        return np.dtype(items[0]) if kind == "dtype" else kinds[kind](items)
 
 
 def _plain(x: Any, parts: list[bytes]) -> Any:
@@ -73,8 +75,8 @@ def _plain(x: Any, parts: list[bytes]) -> Any:
     name, items = kind.__name__, x
     if isinstance(x, dict):
         name, items = "dict", x.items()
-    elif isinstance(x, (list, tuple)):
-        name = "list" if kind is list else "tuple"
+    elif isinstance(x, (list, tuple)) or kind is bytes:  # as NumPy's they would lose zeros at their end
+        name = name if kind in (list, bytes) else "tuple"
     elif isinstance(x, np.dtype):
         name, items = "dtype", [x.str]
     elif kind.__module__.startswith("gymnasium.") and name in _MADE_OF:  # a Dict's dict would be sorted

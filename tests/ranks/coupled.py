@@ -3,6 +3,7 @@
 `reset(options={"fault": NAME, "rank": K})`: that rank then fails so in step 2.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -80,6 +81,15 @@ class Coupled(gymnasium.Env):
     def leave_child(self):
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
+    def pids(self):
+        return self.comm.allgather(os.getpid())
+
+    def stop(self):
+        """The last rank hangs."""
+        if self.comm.Get_rank() == self.comm.Get_size() - 1:
+            FAULTS["stop"]()
+        self.comm.barrier()
+
 
 def fail():
     raise ValueError("the solver diverged")
@@ -90,6 +100,7 @@ FAULTS = {
     "afterwards": lambda: None,  # it fails, but no rank waits for it
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "gil": lambda: ctypes.PyDLL(None).sleep(100),  # in C, and no other thread of Python runs
     "exit": lambda: sys.exit(3),
     "spin": lambda: [time.perf_counter() for _ in iter(int, 1)],
     "leave": lambda: os._exit(0),

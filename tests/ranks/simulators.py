@@ -5,6 +5,7 @@ Without it rank 0 prints what two iterations have collected, which is the same f
 
 import hashlib
 import json
+import math
 import os
 import signal
 import sys
@@ -33,7 +34,7 @@ def simulator(make=coupled.make, **more):
 
 
 def play():
-    env = simulator()
+    env = simulator(timeout=math.inf)
     assert env.metadata == coupled.Coupled.metadata and env.spec is None and env.gain == 1.0 and not hasattr(env, "no")
     assert env.observation_space == coupled.Coupled.observation_space
     assert env.action_space == env.unwrapped.action_space == coupled.Coupled.action_space
@@ -136,8 +137,18 @@ def hosts():
 
 def killed():
     env = simulator()
-    print(env.leave_child(), flush=True)
+    print(env.leave_child(), *env.pids(), flush=True)
+    time.sleep(0.5)  # it is paused
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forks():
+    """A process that the worker forks ends, and the worker's simulator goes on."""
+    env = simulator()
+    if not (child := os.fork()):
+        sys.exit()
+    os.waitpid(child, 0)
+    print(env.pids())
 
 
 def wrong():
@@ -148,6 +159,9 @@ def wrong():
         "command": lambda: mpi_util.simulator(command="/nowhere/mpiexec -n 2 x"),
         "target": lambda: mpi_util.simulator(command=[*SERVE, "coupled:mak"], cwd=HERE),
         "module": lambda: mpi_util.simulator(command=[*SERVE, "cupled:make"], cwd=HERE),
+        "quote": lambda: mpi_util.simulator(command="mpiexec '"),
+        "stop": lambda: simulator(timeout=1.0).stop(),
+        "log": lambda: simulator(log_dir=__file__),
         "start": lambda: mpi_util.simulator(command="sleep 100", timeout=0.5),
         "ends": lambda: mpi_util.simulator(command=[sys.executable, "-c", "print('no licence'); exit(7)"]),
         "no_environment": lambda: simulator(coupled.no_environment),
@@ -162,9 +176,10 @@ def wrong():
 ACTS = {"play": play, "vector": vector, "shares": shares, "spinning": spinning, "flood": flood, "killed": killed}
 ACTS |= {
     "complains": complains,
+    "forks": forks,
     "hosts": hosts,
     "wrong": wrong,
-    "late": lambda: fault(sys.argv[5], timeout=2.0),
+    "late": lambda: fault(sys.argv[5], *map(int, sys.argv[6:]), timeout=2.0),
     "fault": lambda: fault(*sys.argv[5:6]),
 }
 ACTS |= {"first": lambda: fault(sys.argv[5], 0), "everywhere": lambda: fault(sys.argv[5], None)}

@@ -2,14 +2,20 @@
 
 import json
 import shlex
+import signal
+import socket
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import gymnasium
 import pytest
 from conftest import FLAGS, LAUNCHER, RANKS, ROOT, mpi_environment, run
 from safetensors.numpy import load_file
 
 import mpi_util
 from mpi_util.host import reap
+from mpi_util.simulators import wire
 
 BITS = {}  # of the first case that has run: all others have the same
 
@@ -60,6 +66,8 @@ def test_a_worker_has_several_of_them_under_wrappers(coupling):
         ("fault exit", 1, "RuntimeError: the environment has called sys.exit"),
         ("fault kill", 137, "was killed by signal 9"),
         ("late stop", 1, "environment of worker {} is not done with step 2 after 2 s"),
+        ("late gil 0", 1, "coupled.py"),
+        ("wrong stop", 1, "environment of worker {} is not done with stop after 1 s"),
     ],
 )
 def test_a_rank_of_a_team_that_fails_ends_the_job_with_one_report(mpi, act, status, report):
@@ -128,9 +136,41 @@ def test_what_members_print_goes_to_their_files(tmp_path):
     assert (tmp_path / "worker-0-member-1.txt").read_text() == "warning of rank 1\n"
 
 
-def test_a_killed_worker_leaves_no_process():
-    left = play(2, 2, "process", "killed", status=137).out.split()
-    assert left and not [pid for pid in left if reap.is_alive(int(pid))]
+@pytest.mark.parametrize(("n", "status"), [(1, -signal.SIGKILL), (2, 137)])
+@pytest.mark.parametrize("inner", ["mpich", "openmpi"])
+def test_a_killed_worker_leaves_no_process(n, status, inner):
+    left, end = play(n, 2, "process", "killed", inner=inner, status=status).out.split(), time.monotonic() + 10
+    while any(reap.is_alive(int(pid)) for pid in left) and time.monotonic() < end:  # with n = 1 the guard ends them
+        time.sleep(0.05)
+    assert len(left) >= 3 and not [pid for pid in left if reap.is_alive(int(pid))]
+
+
+def test_a_forked_process_that_ends_and_a_thread_that_ends_leave_programs():
+    assert play(1, 1, "process", "forks").out.startswith("[")
+    with ThreadPoolExecutor(1) as pool:
+        solver = pool.submit(mpi_util.solver, "sleep 100").result()
+    time.sleep(0.2)
+    assert solver.poll() is None
+    solver.kill()
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate"])
+def test_a_program_whose_environment_is_empty_is_ended(end):
+    solver = mpi_util.solver(["env", "-i", "sleep", "100"])
+    time.sleep(0.2)
+    getattr(solver, end)()
+    assert solver.wait(5) < 0
+
+
+def test_what_travels_is_the_same():
+    one, other = socket.socketpair()
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(wire.Wire, other, "b", "a")
+        here, there = wire.Wire(one, "a", "b"), there.result()
+    space = gymnasium.spaces.MultiDiscrete([3, 4], start=[5, -2])
+    here.send(1, [b"ab\0\0", b"", space])
+    _, (full, empty, same) = there.receive()
+    assert (full, empty, same) == (b"ab\0\0", b"", space)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +180,10 @@ def test_a_killed_worker_leaves_no_process():
         (1, "process", "neither", "simulator takes make_env, for ranks of this job, or command="),
         (1, "process", "timeout", "timeout is a number of seconds above 0; got -1"),
         (1, "process", "command", "/nowhere/mpiexec -n 2 x cannot be started"),
+        (1, "process", "quote", "mpiexec ' cannot be started: No closing quotation"),
+        (1, "process", "stop", "was not done after 1 s, and was ended, in stop"),
+        (1, "process", "log", "cannot be started: [Errno 17] File exists"),
+        (2, "team", "log", "member 1 of worker 0: simulators.py:32: LaunchError: log_dir: [Errno 17] File exists"),
         (1, "process", "target", "makes no environment: module 'coupled' has no attribute 'mak'; give module:function"),
         (1, "process", "module", "makes no environment: No module named 'cupled'; give module:function"),
         (1, "process", "start", "(sleep 100) was not done after 0.5 s, and was ended, in its start"),

@@ -22,8 +22,7 @@ from ..layout import Slot
 
 T = TypeVar("T")
 
-# the package that an object's class, or one of its bases, comes from -> adapter; Keras first: its classes derive from
-# those of the framework below it
+# the package of an object's class, or of one of its bases -> adapter; Keras first: it derives from the frameworks below
 _ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax", "jaxlib": "jax"}
 # attributes that may differ between ranks, and how the names of those begin that are the frameworks' own
 _OF_A_RANK = {"rank", "seed", "training", "stop_training", "stop_predicting"}
