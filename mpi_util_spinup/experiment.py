@@ -1,6 +1,7 @@
 """Experiments, started by the user's process: a function with its arguments runs on N ranks; several at once."""
 
 import contextlib
+import ctypes
 import hashlib
 import inspect
 import json
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple
 from mpi_util import MpiUtilError, UsageError, mpi_fork, usable_cores
 from mpi_util.arrays.adapters import framework
 from mpi_util.errors import whole_number
-from mpi_util.host import reap
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 
@@ -38,7 +38,7 @@ _START += "importlib.import_module(module).run_packed(job)"
 _POLL_S = 0.05
 _GRACE_S = 10.0  # time to save its work for a run that is asked to stop
 _LAST_GRACE_S = 3.0  # after it was asked again
-_TAIL_BYTES, _TAIL_LINES, _SHORT_TAIL = 1 << 16, 60, 15
+_TAIL_BYTES, _TAIL_LINES, _SHORT_TAIL, _PR_SET_PDEATHSIG = 1 << 16, 60, 15, 1
 
 Thunk = Callable[..., object]
 
@@ -258,7 +258,7 @@ def _source_of(thunk: Thunk) -> str:
 def run_packed(path: str) -> None:
     """Runs the function, in the subprocess and in each of its ranks. path: of the file that `start` wrote."""
     failure.install()
-    reap.die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends when the process that started it does
     if not os.path.exists(path):
         raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file

@@ -178,9 +178,11 @@ def test_a_folder_that_cannot_be_made_is_a_failed_run(tmp_path, capsys):
 
 def test_a_run_whose_end_cannot_be_noted_is_done_nevertheless(small_disk):
     experiment = Experiment("e", dict, 1, {"output_dir": str(small_disk / "e")}, {}, 1)
+    experiment.start()
     fill(small_disk)
-    (result,) = Schedule([experiment]).run()
-    assert result.status == "done" and not experiment.finished() and not list((small_disk / "e").iterdir())
+    while (code := experiment.poll()) is None:
+        time.sleep(0.1)
+    assert code == 0 and not experiment.finished() and not list((small_disk / "e").iterdir())
 
 
 # ---- scripts
