@@ -1,5 +1,6 @@
 """mpi_util_spinup.run_utils: names and folders of experiments, and scripts that run them on ranks."""
 
+import errno
 import functools
 import json
 import math
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RANKS, ROOT, fill, mpi_environment, run
+from conftest import RANKS, ROOT, mpi_environment, run
 
 from mpi_util.errors import UsageError
 from mpi_util.host.cores import usable_cores
@@ -176,13 +177,14 @@ def test_a_folder_that_cannot_be_made_is_a_failed_run(tmp_path, capsys):
     assert "Not a directory" in capsys.readouterr().err
 
 
-def test_a_run_whose_end_cannot_be_noted_is_done_nevertheless(small_disk):
-    experiment = Experiment("e", dict, 1, {"output_dir": str(small_disk / "e")}, {}, 1)
-    experiment.start()
-    fill(small_disk)
-    while (code := experiment.poll()) is None:
-        time.sleep(0.1)
-    assert code == 0 and not experiment.finished() and not list((small_disk / "e").iterdir())
+def test_a_run_whose_end_cannot_be_noted_is_done_nevertheless(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("mpi_util_spinup.experiment.replace_file", full)
+    experiment = Experiment("e", dict, 1, {"output_dir": str(tmp_path / "e")}, {}, 1)
+    (result,) = Schedule([experiment]).run()
+    assert result.status == "done" and not experiment.finished() and not list((tmp_path / "e").iterdir())
 
 
 # ---- scripts
