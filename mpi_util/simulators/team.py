@@ -130,7 +130,9 @@ class Team:
                 env = self._made[number] = _made(args[0] or self.make_env)
                 facts = {fact: getattr(env, fact, None) for fact in _FACTS}
                 return facts | {"is_gymnasium": any(each.__module__ == "gymnasium.core" for each in type(env).__mro__)}
-            env = self._made[number]
+            env = self._made.pop(number, None) if name == "close" else self._made.get(number)
+            if env is None:
+                raise SimulatorError(f"{name}: the environment was closed")
             if what == "get":
                 return (True, None) if callable(value := getattr(env, name)) else (False, value)
             return None if name == "close" and not hasattr(env, name) else getattr(env, name)(*args, **kwargs)

@@ -125,6 +125,17 @@ def flood():
     print("left behind", reap.is_alive(left))
 
 
+def closed():
+    env, kept = simulator(), simulator()
+    env.close()
+    try:
+        env.reset(seed=1)
+    except mpi_util.SimulatorError as error:
+        print(error)
+    print(kept.reset(seed=1)[1])
+    kept.close()
+
+
 def complains():
     simulator(log_dir=os.environ["TEST_LOGS"]).complain()
 
@@ -175,6 +186,7 @@ def wrong():
 
 ACTS = {"play": play, "vector": vector, "shares": shares, "spinning": spinning, "flood": flood, "killed": killed}
 ACTS |= {
+    "closed": closed,
     "complains": complains,
     "forks": forks,
     "hosts": hosts,

@@ -130,6 +130,12 @@ def test_a_program_may_print_much_and_leave_processes(tmp_path):
     assert log.name == "worker-0-simulator-1.txt" and log.stat().st_size > 3e6
 
 
+@pytest.mark.parametrize("coupling", ["team", "process"])
+def test_a_closed_one_says_so_and_others_go_on(coupling):
+    first, *_, last = play(2 if coupling == "team" else 1, 2, coupling, "closed").out.splitlines()
+    assert "was closed" in first and "'ranks'" in last
+
+
 def test_what_members_print_goes_to_their_files(tmp_path):
     shown = play(2, 2, "team", "complains", TEST_LOGS=str(tmp_path)).err
     assert shown == "warning of rank 0\n"
