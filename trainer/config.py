@@ -193,6 +193,7 @@ class Config(Hyper):
         for wrong, problem in (
             (self.nprocs % k, f"--nprocs {self.nprocs} is not a multiple of --ranks_per_env {k}"),
             (self.ranks_per_env and self.env_command, "--ranks_per_env and --env_command exclude each other"),
+            (self.ranks_per_env and self.eval_async, "--eval_async is one process, no team of --ranks_per_env"),
             ("/" in (self.name or ""), f"--name {self.name}: give it without /; --run_dir names any folder"),
             (steps and collecting > n_envs,
              f"--num_envs {n_envs} is too few for --nprocs {n}: each process that collects needs one; such as {fits}"),

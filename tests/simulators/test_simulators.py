@@ -4,6 +4,7 @@ import json
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import gymnasium
 import pytest
 from conftest import FLAGS, LAUNCHER, RANKS, ROOT, mpi_environment, run
 from safetensors.numpy import load_file
+from training import train, wait_for_row
 
 import mpi_util
 from mpi_util.host import reap
@@ -245,9 +247,30 @@ def test_train_py_has_the_same_bits_with_a_command_that_hangs(tmp_path):
         command = [sys.executable, ROOT / "train.py", *options, "-n", 8, "-b", 4, "--run_dir", "run"]
         done = run(command, 120, more, cwd=tmp_path)
         assert done.status == 0 and ("run again in a new environment" in done.err) == bool(more), done.err
-        arrays = load_file(tmp_path / "run" / "policy.safetensors")  # whose notes name what makes the environment
-        found.append({name: array.tobytes() for name, array in arrays.items()})
+        found.append(learned(tmp_path / "run"))  # the notes in the file name what makes the environment
     assert all(arrays == found[0] for arrays in found) and (tmp_path / "failed").exists()
+
+
+@pytest.mark.slow
+def test_train_py_continues_a_killed_run_of_teams_and_has_its_other_modes(tmp_path):
+    env = ["examples.kuramoto:make", "--ranks_per_env", 2, "--env_kwargs", '{"lengths": 2}', "--seed", 3]
+    work = [*env, "--batch_steps", 200, "--num_envs", 2, "--total_steps", 800, "--save_every", 0]
+    train(*work, "--nprocs", 2, "--run_dir", tmp_path / "whole")
+    words = [*work, "--nprocs", 4, "--eval_every", 400, "--eval_episodes", 2, "--run_dir", tmp_path / "run"]
+    command = [sys.executable, "train.py", *map(str, words)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_row(process, 2)
+    process.kill()
+    process.communicate(timeout=30)
+    train("--resume", tmp_path / "run", "--nprocs", 2)
+    assert learned(tmp_path / "run") == learned(tmp_path / "whole")
+    for mode in "--overlap", "--parallel=average":
+        train(*work, mode, "--nprocs", 4, "--run_dir", tmp_path / mode)
+        assert learned(tmp_path / mode) != learned(tmp_path / "whole")
+
+
+def learned(folder):
+    return {name: array.tobytes() for name, array in load_file(folder / "policy.safetensors").items()}
 
 
 def test_train_py_names_what_has_failed(tmp_path):

@@ -201,6 +201,9 @@ def test_with_overlap_a_row_counts_the_episodes_that_it_shows(tmp_path):
 BAD = {
     "no such framework": (["--framework", "jax"], "jax"),
     "a lag with rows that never meet": (["--parallel", "average", "--overlap", "--nprocs", 2], "--overlap collects"),
+    "no team evaluates beside": (
+        ["--ranks_per_env", 2, "--nprocs", 2, "--eval_every", 9, "--eval_async"], "--eval_async is one process"
+    ),
     "deviations of choices": (["CartPole-v1", "--log_std", -2], "--log_std has no effect"),
 }  # fmt: skip
 
