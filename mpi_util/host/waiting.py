@@ -18,7 +18,7 @@ SPIN_S = 50e-6
 MPI_SPIN_S = 1e-3  # without wake-ups: a message to another machine and back takes 50 us, the shortest sleep as much
 SPIN_TESTS = 8  # at least: MPI may show only at the second test what has come, and on a full machine one takes long
 PAUSE_S = 1e-3  # longest sleep without wake-ups in a short wait, as only a test finds what has come; least one with
-WOKEN_PAUSE_S = 50e-3  # longest sleep of a rank that will be woken
+WOKEN_PAUSE_S = 100e-3  # longest sleep of a rank that will be woken
 LATENESS = 1 / 8  # a pause is at most this share of the time waited so far
 _SHORT_S = 10e-3  # the watchdog is not asked about a shorter wait
 # Longer waits may end as much later: a test takes MPI some 20 us, and 1,000 of them a second 2 % of a core.
