@@ -63,9 +63,9 @@ def test_without_a_key_of_weights_and_biases_nothing_is_begun(tmp_path):
 @pytest.mark.parametrize("path", sorted(POLICIES.iterdir()), ids=lambda path: path.name)
 def test_a_kept_policy_plays_well_and_is_small(path, capsys):
     """Each is what the defaults learned; the least return is far beyond what an untrained policy reaches."""
-    least = {"HalfCheetah-v5": 3000.0, "Hopper-v5": 1000.0, "Walker2d-v5": 3000.0}[path.name]
+    least = {"HalfCheetah-v5": 3000.0, "Hopper-v5": 1000.0, "Humanoid-v4": 900.0, "Walker2d-v5": 3000.0}[path.name]
     (file,) = path.iterdir()
-    assert file.stat().st_size < 200_000 and load(file)[1]["env"] == path.name
+    assert file.stat().st_size < 250_000 and load(file)[1]["env"] == path.name
     assert play.main(["--watch", str(path), "--episodes", "1", "--no_window"]) == 0
     assert float(capsys.readouterr().out.split("return ")[1].split(", ")[0].replace(",", "")) > least
     assert path.name in play.listed(POLICIES) and f"{load(file)[1]['test_ret']:,.1f}" in play.listed(POLICIES)
