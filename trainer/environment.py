@@ -48,10 +48,9 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
         try:
             env = _on_ranks(config, arguments) or gym.make(env_id, disable_env_checker=True, **arguments)
         except (gym.error.Error, *CANNOT_BE_MADE) as error:
-            if mpi_util.rank >= mpi_util.nworkers:  # a member of a team, which has served
+            is_own = isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error)  # not MuJoCo's, when imported
+            if is_own or mpi_util.rank >= mpi_util.nworkers:  # a reason to make it again; or a team's member has served
                 raise
-            if isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error):  # MuJoCo, when it is imported
-                raise  # of an environment's own: with its traceback, and a reason to make it again
             own = f" One of your own is module:{env_id}" if ":" not in env_id else " A function needs --ranks_per_env"
             own *= type(error) is gym.error.NameNotFound
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}{own}") from None
@@ -84,17 +83,23 @@ def _on_ranks(config: Config, arguments: dict[str, Any]) -> Any:
         return mpi_util.simulator(command=config.env_command, timeout=config.env_timeout, log_dir=config.log_dir)
     if not config.ranks_per_env:
         return None
-    try:
-        make = users_function("ranks_per_env", config.env)
-        inspect.signature(make).bind_partial(**arguments)
-        make = functools.partial(make, **arguments)
-    except (ValueError, TypeError) as error:  # where it is called, so that the ranks of a team fail together
-        make = functools.partial(_fail, error)
-    return mpi_util.simulator(make, timeout=config.env_timeout, log_dir=config.log_dir)
+    return mpi_util.simulator(_Part(config.env, arguments), timeout=config.env_timeout, log_dir=config.log_dir)
 
 
-def _fail(error: Exception) -> None:
-    raise error
+class _Part:
+    """Makes one rank's part of an environment. Pickle takes the function's name; `simulator` sees its signature."""
+
+    def __init__(self, name: str, arguments: dict[str, Any]):
+        self._name, self._arguments = name, arguments
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        make = users_function("ranks_per_env", self._name)
+        inspect.signature(make).bind_partial(**self._arguments)  # TypeError: it has no such argument
+        return inspect.signature(functools.partial(make, **self._arguments))
+
+    def __call__(self, *comm: Any) -> Any:
+        return users_function("ranks_per_env", self._name)(*comm, **self._arguments)
 
 
 def versioned(env_id: str) -> str:

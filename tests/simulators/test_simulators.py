@@ -230,7 +230,7 @@ def test_train_py_has_the_same_bits_with_a_command_that_hangs(tmp_path):
         "                open('failed', 'x').close()\n"
         "                coupled.FAULTS['stop']()\n"
         "        return super().step({'z': action, 'a': 0})\n"
-        "def make(comm): return Mine(comm)\n"
+        "make = lambda comm: Mine(comm)  # which pickle does not take\n"
         "def alone():\n"
         "    from mpi4py import MPI\n"
         "    return Mine(MPI.COMM_SELF)\n"
@@ -247,6 +247,7 @@ def test_train_py_has_the_same_bits_with_a_command_that_hangs(tmp_path):
         command = [sys.executable, ROOT / "train.py", *options, "-n", 8, "-b", 4, "--run_dir", "run"]
         done = run(command, 120, more, cwd=tmp_path)
         assert done.status == 0 and ("run again in a new environment" in done.err) == bool(more), done.err
+        assert "pickle" not in done.err, done.err  # one more environment of it was made, to see whether it repeats
         found.append(learned(tmp_path / "run"))  # the notes in the file name what makes the environment
     assert all(arrays == found[0] for arrays in found) and (tmp_path / "failed").exists()
 
