@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_slow = any(slow_if) or (slow_unless and not any(slow_unless))
         if is_slow or any(item.get_closest_marker(name) for name in NOT_IN_EXTRA_TEST):
             item.add_marker("slow")
-    if config.getoption("lf") or any("::" in argument for argument in config.args):
+    if config.getoption("lf", False) or any("::" in argument for argument in config.args):
         return  # not all cases of a test are there
     idle = [key for key, found in decides.items() if not found]
     if config.args_source is config.ArgsSource.TESTPATHS and not any(map(missing, FOLDERS.values())):
