@@ -100,10 +100,12 @@ def play(seed: int) -> Arrays:  # +  of the episode: it is then the same on any 
     """Plays one episode. Returns its rows, arrays whose first axis is steps, and the sum of its rewards."""
     key, obs, terminated, truncated = jax.random.key(seed), env.reset(seed=seed)[0], False, False  # +
     rows: dict[str, list[Any]] = {"obs": [], "act": [], "logp": [], "value": [], "rew": []}
-    policy = jax.tree.flatten(agent)  # once an episode: to take the module apart takes longer than to act
+    weights, structure = jax.tree.flatten(agent)  # once an episode: to take the module apart takes longer than to act
+    # a step takes less time on the CPU than on a GPU, and every rank gets the same bits
+    weights, key = jax.device_put((weights, key), jax.devices("cpu")[0])  # +
     while not (terminated or truncated):
         # one row per call: in a batch, a row's last bits depend on the number of rows
-        *chosen, key = choose(*policy, obs := np.asarray(obs, np.float32), key)
+        *chosen, key = choose(weights, structure, obs := np.asarray(obs, np.float32), key)
         act, logp, value = map(np.asarray, chosen)
         next_obs, rew, terminated, truncated, _ = env.step(act)
         for name, x in zip(rows, (obs, act, logp, value, np.float32(rew))):
@@ -111,7 +113,7 @@ def play(seed: int) -> Arrays:  # +  of the episode: it is then the same on any 
         obs = next_obs
     episode = {name: np.stack(arrays) for name, arrays in rows.items()}
     # a truncated episode has a future
-    last_value = 0.0 if terminated else float(choose(*policy, np.asarray(obs, np.float32), key)[2])
+    last_value = 0.0 if terminated else float(choose(weights, structure, np.asarray(obs, np.float32), key)[2])
     episode["adv"] = gae(episode["rew"], episode["value"], last_value)
     return episode | {"returns": episode["rew"].sum()}
 

@@ -1,5 +1,6 @@
 """JAX: weights of trees and modules, gathered arrays, threads."""
 
+import shutil
 import sys
 
 import pytest
@@ -14,6 +15,14 @@ CORES = usable_cores()
 @pytest.mark.parametrize(("mpi", "n"), [("mpich", 1), ("mpich", 2), ("mpich", 3), ("openmpi", 2)], indirect=["mpi"])
 def test_jax(run_ranks, n):
     assert "checks on" in run_ranks("jax_all.py", n, timeout=240).out
+
+
+@pytest.mark.jax
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no GPU")
+@pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
+@pytest.mark.parametrize(("n", "where"), [(1, "rank 0"), (3, "rank 0"), (2, "everywhere")])
+def test_jax_on_a_gpu(run_ranks, n, where):
+    assert "4 checks on" in run_ranks("jax_gpu.py", n, where, timeout=240).out
 
 
 @pytest.mark.jax
@@ -43,9 +52,10 @@ mpi_util.print0(*{*found})
 def test_xla_has_as_many_threads_on_each_rank(tmp_path):
     """Its pool keeps its size, and the last bits of a gradient depend on it."""
     (tmp_path / "program.py").write_text(THREADS)
-    two, one = (run([sys.executable, tmp_path / "program.py", n], 120).out for n in (2, 1))
+    on_cpu = {"JAX_PLATFORMS": "cpu"}
+    two, one = (run([sys.executable, tmp_path / "program.py", n], 120, on_cpu).out for n in (2, 1))
     assert two == one and two.startswith(f"({CORES}, ")
-    user = run([sys.executable, tmp_path / "program.py", 1], 120, {"NPROC": "1"}).out
+    user = run([sys.executable, tmp_path / "program.py", 1], 120, on_cpu | {"NPROC": "1"}).out
     assert user.startswith("(1, ") and user[4:] != one[4:]
 
 
