@@ -48,7 +48,10 @@ def load_policy_and_env(
         what = "is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
         raise UsageError(f"{pickles[0]} {what}")
     if sessions:
-        act = _tf_policy(save, deterministic, trust)
+        session = (v1 := framework("tensorflow").compat.v1).Session(graph=v1.Graph())
+        tensors = restore_tf_graph(session, save, trust=trust)
+        action = tensors["mu" if deterministic and "mu" in tensors else "pi"]
+        act: Act = lambda obs: session.run(action, {tensors["x"]: obs[None]})[0]  # noqa: E731
     else:
         torch = framework("torch")
         model = torch.load(save, weights_only=False)
@@ -60,14 +63,6 @@ def load_policy_and_env(
         except Exception as error:  # of whatever environment
             print(f"the environment in {env_path} cannot be loaded: {type(error).__name__}: {error}")
     return env, act
-
-
-def _tf_policy(path: Path, deterministic: bool, trust: bool) -> Act:
-    v1 = framework("tensorflow").compat.v1
-    session = v1.Session(graph=v1.Graph())
-    model = restore_tf_graph(session, path, trust=trust)
-    action = model["mu" if deterministic and "mu" in model else "pi"]
-    return lambda obs: session.run(action, {model["x"]: obs[None]})[0]
 
 
 def run_policy(
@@ -119,8 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder: a run of yours")
     args = parser.parse_args(arguments)
     try:
-        itr = args.itr if args.itr >= 0 else "last"
-        env, act = load_policy_and_env(args.fpath, itr, args.deterministic, trust=args.trust)
+        save = args.itr if args.itr >= 0 else "last"
+        env, act = load_policy_and_env(args.fpath, save, args.deterministic, trust=args.trust)
         run_policy(env, act, args.len, args.episodes, not args.norender)
     except MpiUtilError as error:
         parser.exit(2, f"mpi_util_spinup.play_policy: {error}\n")

@@ -30,6 +30,7 @@ from .files import read, replace_file
 
 TABLE = "progress.txt"
 SHORT = {"steps": "TotalEnvInteracts", "time": "Time", "iteration": "Iteration", "return": "Performance"}
+UNITS = {"TotalEnvInteracts": "environment steps", "Time": "hours"}
 LABELS = {"Performance": "return", "AverageEpRet": "return in training", "AverageTestEpRet": "return, evaluated"}
 # settings that do not distinguish what a run learns; some hold paths, times or seeds
 _OF_ONE_RUN = """seed run_dir resume commands versions logger_kwargs output_dir exp_name thunk hosts hostfile log_dir
@@ -38,15 +39,12 @@ OF_ONE_RUN = frozenset(_OF_ONE_RUN.split())
 COLUMNS = 3  # of panels at most
 ROWS_AVERAGED = 40  # of the rows of a run one such part is averaged, unless --smooth says how many
 # width and height in inches of a figure's only panel, and of one of several; and matplotlib's settings
+_SMALL = {"font.size": 7, "figure.dpi": 300, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "axes.titlesize": 7}
 STYLES: dict[str, tuple[tuple[float, float], tuple[float, float], dict[str, Any]]] = {
     "screen": ((7.0, 4.2), (4.2, 3.2), {"font.size": 10, "figure.dpi": 120}),
-    "paper": (
-        (3.3, 2.2), (2.2, 1.7),  # a column of two; all of both columns
-        {"font.size": 7, "figure.dpi": 300, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "axes.spines.top": False}
-        | {"axes.spines.right": False, "axes.titlesize": 7},
-    ),
-}  # fmt: skip
-FONTS = {"pdf.fonttype": 42, "svg.fonttype": "none"}  # text stays text
+    # a column of two; all of both columns
+    "paper": ((3.3, 2.2), (2.2, 1.7), _SMALL | {"axes.spines.top": False, "axes.spines.right": False}),
+}
 
 
 @dataclass
@@ -179,16 +177,20 @@ def _figure(
     labels = {name: name + f" ({n} runs)" * (n > 1) for name, n in most.items()}
     columns = 2 if len(envs) == 4 else min(len(envs), COLUMNS)
     rows = -(-len(envs) // columns)  # of each value's panels
-    width, height = STYLES[style][columns > 1]
-    Figure = importlib.import_module("matplotlib.figure").Figure
-    figure = Figure((width * columns, height * rows * len(values)), layout="constrained")
+    size = np.multiply(STYLES[style][:2][columns > 1], (columns, rows * len(values)))  # width, height
+    figure = importlib.import_module("matplotlib.figure").Figure(size, layout="constrained")
     for k, value in enumerate(values):
         for place, env in enumerate(envs, k * rows * columns + 1):
             axes = figure.add_subplot(rows * len(values), columns, place)
             for i, (name, members) in enumerate(groups.items()):
                 how = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3], "label": labels[name]}
                 _draw(axes, [run.curve(x, value) for run in members if run.env == env], x, smooth, estimator, how)
-            _label(axes, env, labels, x, value)
+            axes.set_title(", ".join(filter(None, [env, *(labels.values() if len(labels) == 1 else ())])))
+            axes.set(xlabel=UNITS.get(x, x), ylabel=LABELS.get(value, value))
+            if x != "Time":  # steps as 50k or 1M
+                axes.xaxis.set_major_formatter(importlib.import_module("matplotlib.ticker").EngFormatter(sep=""))
+            axes.yaxis.get_major_formatter().set_useOffset(False)
+            axes.grid(alpha=0.3)
     lines = {label: line for axes in figure.axes for line, label in zip(*axes.get_legend_handles_labels())}
     if len(groups) > 1 and lines:  # below all panels, where it covers nothing
         n = max(1, int(figure.get_figwidth() * 8 // max(map(len, lines))))
@@ -223,17 +225,6 @@ def moving_average(ys: np.ndarray, smooth: int | None) -> np.ndarray:
     return np.convolve(ys, np.ones(n), "same") / np.convolve(np.ones_like(ys), np.ones(n), "same")
 
 
-def _label(axes: Any, env: str, labels: dict[str, str], x: str, value: str) -> None:
-    """Title and axes of a panel; steps as 50k or 1M. Args: labels: of the groups; a single one is in the title."""
-    axes.set_title(", ".join(filter(None, [env, *(labels.values() if len(labels) == 1 else ())])))
-    unit = {"TotalEnvInteracts": "environment steps", "Time": "hours"}.get(x, x)
-    axes.set(xlabel=unit, ylabel=LABELS.get(value, value))
-    if x != "Time":
-        axes.xaxis.set_major_formatter(importlib.import_module("matplotlib.ticker").EngFormatter(sep=""))
-    axes.yaxis.get_major_formatter().set_useOffset(False)
-    axes.grid(alpha=0.3)
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="mpi_util_spinup.plot", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -259,7 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
         kind = out.suffix[1:] or "png"
         if kind not in figure.canvas.get_supported_filetypes():
             raise UsageError(f"--out {out}: a picture ends in .png, .pdf or .svg")
-        with framework("matplotlib").rc_context(FONTS):
+        with framework("matplotlib").rc_context({"pdf.fonttype": 42, "svg.fonttype": "none"}):  # text stays text
             replace_file(out, lambda file: figure.savefig(file, format=kind))
     except (UsageError, MissingFrameworkError, OSError) as error:
         parser.error(str(error))

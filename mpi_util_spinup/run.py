@@ -23,10 +23,8 @@ from .run_utils import ExperimentError, ExperimentGrid
 
 ALGORITHMS = ("ppo", "vpg", "trpo")
 TOOLS = {"plot": "plot", "test_policy": "play_policy"}  # module of each
-SHORT = {
-    "env": "env_name", "hid": "ac_kwargs:hidden_sizes", "act": "ac_kwargs:activation", "lr": "pi_lr", "cpu": "num_cpu",
-    "dt": "datestamp",
-}  # fmt: skip
+SHORT = {"env": "env_name", "lr": "pi_lr", "cpu": "num_cpu", "dt": "datestamp"}
+SHORT |= {"hid": "ac_kwargs:hidden_sizes", "act": "ac_kwargs:activation"}
 OF_THE_GRID = ("num_cpu", "data_dir", "datestamp", "exp_name")  # one value each
 
 
