@@ -4,8 +4,8 @@ import contextlib
 import dis
 import functools
 import math
-from collections.abc import Callable, Sequence
-from types import CodeType
+from collections.abc import Callable, Collection, Sequence
+from types import CodeType, FrameType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -102,7 +102,7 @@ def chksum(model: Any, graph: Any = None, label: str = "") -> str:
     """
     if isinstance(graph, str):
         graph, label = None, graph
-    copier = ModelCopier.of(slots(opened(model)[0], graph))
+    copier = ModelCopier.of(slots((opened(model) or [model])[0], graph))
     total = tree.digest(copier.layout.signature, *(slot.copy().tobytes() for _, slot in copier.pairs)).hex()
     if label:
         msg(f"{label} chksum {total}")
@@ -155,6 +155,7 @@ class Models(Generic[T]):
     """
 
     give: Callable[[], T]  # the model with what was written; the same object, or a new one
+    new: Collection[str]  # the names of what is only in a new one
 
     def __init__(self, model: T, graph: Any = None, only_all: bool = False, in_place: bool = False):
         """Args: only_all: a session's trainable variables are no choice. in_place: a new tree would be lost."""
@@ -164,7 +165,7 @@ class Models(Generic[T]):
     @functools.cached_property
     def copiers(self) -> list[ModelCopier]:
         """Of all weights; of a session with a graph also of the trainable variables."""
-        model, self.give, self.new = opened(self._model)
+        model, self.give, self.new = opened(self._model) or (self._model, lambda: self._model, ())
         if self._in_place and self.new:
             wrong = "is not written in place; give an object that holds it, or call rank0_bcast_wts before"
             raise WeightsError(f"weights: a {type(self._model).__name__} with JAX arrays {wrong}")
@@ -197,11 +198,11 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
                 pools = state(Threads)
                 pools.largest = max(pools.largest, *(math.prod(entry.shape) for entry in copier.layout.entries))
                 sources = channel.spread_sources(copier.layout.nbytes, copier.read)
-                training = [part["training"] for part in modes(models.held)] if channel.size > 1 else []
-                return paired(sources, (i, channel.version + 1, ask, training))
-        return [(None, (-1, 0, False, []))] * channel.size
+                of_parts = modes(models.held) if channel.size > 1 else {}
+                return paired(sources, (i, channel.version + 1, ask, {key: of_parts[key][key[1]] for key in of_parts}))
+        return [(None, (-1, 0, False, {}))] * channel.size
 
-    source, (chosen, version, ask, training) = channel.agree(op, lambda: models.choices(channel.size == 1), decide)
+    source, (chosen, version, ask, given) = channel.agree(op, lambda: models.choices(channel.size == 1), decide)
     if chosen < 0:
         _compare(op, channel, models)  # raises the error that names the first array that differs
     block = channel.spread(op, source)
@@ -209,8 +210,8 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
         if channel.rank == 1 and models.new:
             _note_dropped(op, models, block, chosen)
         models.copiers[chosen].write(block)
-        for part, value in zip(modes(models.held), training):
-            part["training"] = value
+        for (number, name), attributes in modes(models.held).items():
+            attributes[name] = given.get((number, name), attributes[name])
     if ask:
         channel.agree(op + SECOND, lambda: models.unsent, functools.partial(_note_unsent, models.copiers[chosen]))
     channel.version = version
@@ -219,20 +220,21 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
 
 def _note_dropped(op: str, models: Models[Any], block: Any, chosen: int) -> None:
     """Rank 1 prints, once, that the program makes nothing of the tree with other values that it gets."""
-    frame = failure.program_frame()
+    frame: FrameType | None = failure.program_frame()
+    while frame and (after := _after(frame.f_code, frame.f_lasti)) == "RETURN_VALUE":
+        frame = frame.f_back  # what this function of the program's gives may be dropped
     new = (pair for pair in models.copiers[chosen].pairs if pair[0].name in models.new)
-    if _is_dropped(frame.f_code, frame.f_lasti) and any(
-        slot.copy().tobytes() != entry.view(block, slot.dtype).tobytes() for entry, slot in new
-    ):
+    dropped = frame and after in ("POP_TOP", "_")
+    if dropped and any(slot.copy().tobytes() != entry.view(block, slot.dtype).tobytes() for entry, slot in new):
         fix = f"use what it returns: params = mpi_util.{op}(params)"
         print_once(f"mpi_util: {op}: JAX's arrays cannot be written, so the model here stays as it was; {fix}")
 
 
 @functools.cache  # asked at each call
-def _is_dropped(code: CodeType, call: int) -> bool:
-    """True where the program drops what this call returns, by the instruction after it."""
-    after = (instruction.opname for instruction in dis.get_instructions(code) if instruction.offset > call)
-    return next(after, "") == "POP_TOP"
+def _after(code: CodeType, call: int) -> str:
+    """What the program does with what this call returns: the name of the next instruction, or of a variable `_`."""
+    after = next(instruction for instruction in dis.get_instructions(code) if instruction.offset > call)
+    return "_" if after.argval == "_" else after.opname
 
 
 def _compare(op: str, channel: Channel, models: Models[T]) -> None:
@@ -271,7 +273,7 @@ def _note_unsent(copier: ModelCopier, of_ranks: list[list[tuple[str, str]]]) -> 
     differ = (name for name, text in first.items() if any(other.get(name, text) != text for other in others))
     if names := [name for name in differ if first[name] not in sent]:
         state(Kept).told_unsent = True
-        fix = 'make it a buffer (register_buffer), send it too, [model, {"epsilon": ...}], or set it on all ranks'
+        fix = 'make it a buffer or nnx.Variable, send it too, [model, {"epsilon": ...}], or set it on all ranks'
         what = f"mpi_util: '{', '.join(names[:5])}' of the model differs between ranks and is not sent"
         failure.print_line(f"{what}; if the policy uses it {fix}")
     return [None] * len(of_ranks)

@@ -182,6 +182,53 @@ def check_modules_in_what_an_object_holds(comm, rank, size):
     assert agent.nets["temperature"] == 0 and inner.params["w"].tolist() == [0, 0]
 
 
+class Policy:
+    """A plain object with a tree, that can be called."""
+
+    def __init__(self, rank):
+        self.params = {"w": jnp.full(2, rank)}
+
+    def __call__(self, x):
+        return x @ self.params["w"]
+
+
+def check_objects_in_an_object_or_a_tree(comm, rank, size):
+    agent, actor, scale = (type("Thing", (), {})() for _ in range(3))
+    agent.critic, agent.target, agent.actor, agent.scale = net(rank), Policy(rank), actor, scale
+    actor.net, actor.name, scale.mean, scale.var = net(rank), "actor", jnp.full(2, rank), jnp.ones(2)
+    mpi_util.collect(lambda: {"x": np.ones(1)}, episodes=1, seed=0, weights=agent, comm=comm)
+    assert mpi_util.chksum(agent.actor.net) == mpi_util.chksum(agent.critic) == mpi_util.chksum(net(0))
+    assert agent.target.params["w"].tolist() == agent.scale.mean.tolist() == [0, 0]
+    got = mpi_util.rank0_bcast_wts({"policy": Policy(rank), "w": jnp.full(2, rank)}, comm=comm)
+    assert got["policy"].params["w"].tolist() == got["w"].tolist() == [0, 0]
+
+
+def check_numbers_beside_a_module(comm, rank, size):
+    """In place as with torch's modules, and those within the module are reported."""
+    settings, model = {"eps": 0.1 * rank}, net(rank)
+    mpi_util.collect(lambda: {"x": np.ones(1)}, episodes=1, seed=0, weights=[model, settings], comm=comm)
+    assert settings == {"eps": 0} and mpi_util.chksum(model) == mpi_util.chksum(net(0))
+    model.epsilon = model.layers[2].deterministic = 0.1 + rank  # no mode: a number
+    with contextlib.redirect_stderr(io.StringIO()) as err:
+        mpi_util.rank0_bcast_wts(model, comm=comm)
+    assert model.epsilon == model.layers[2].deterministic == 0.1 + rank
+    assert comm or rank or size == 1 or "'layers.2.deterministic, epsilon' of the model" in err.getvalue(), (
+        err.getvalue()
+    )
+
+
+def check_weak_types(comm, rank, size):
+    """They decide the dtype of a product, so they do not depend on the number of ranks."""
+    rms = type("Rms", (), {})()
+    rms.mean, rms.var, rms.count = jnp.full(2, float(rank)), jnp.ones(2), jnp.asarray(2.0)
+    mpi_util.merge_moments(rms, comm=comm)
+    weak = {"w": jnp.full(2, float(rank)), "n": jnp.asarray(1)}
+    kept = [mpi_util.all_sum(weak, comm=comm), mpi_util.all_mean(weak, comm=comm), mpi_util.bcast(weak, comm=comm)]
+    assert rms.mean.weak_type and all(tree["w"].weak_type for tree in kept)
+    assert not mpi_util.all_accum_batches(weak, comm=comm)["w"].weak_type
+    assert float(mpi_util.all_mean({"n": jnp.asarray(rank)}, comm=comm)["n"]) == (size - 1) / 2
+
+
 def check_leaves_that_stay(comm, rank, size):
     """What is neither an array nor a model stays each rank's own; linen's modules have no weights of their own."""
     config, linen = types.SimpleNamespace(name="x"), flax.linen.Dense(1)
@@ -242,6 +289,15 @@ def check_a_dropped_result_is_told_once(comm, rank, size):
         [send(mine) for _ in range(2)] and send(mine)
         send(mine)
 
+    def named_as_dropped():
+        _ = mpi_util.rank0_bcast_wts(mine, comm=comm)
+
+    def sent(params):
+        return mpi_util.rank0_bcast_wts(params, comm=comm)
+
+    def dropped_by_the_caller():
+        sent(mine)
+
     def averaged():
         mpi_util.all_avg_wts(mine, comm=comm)
 
@@ -251,7 +307,7 @@ def check_a_dropped_result_is_told_once(comm, rank, size):
 
     def used():
         first = mpi_util.rank0_bcast_wts(mine, comm=comm)  # the template stays
-        played(mine)
+        played(sent(mine))
         played(mine)
         print(
             mpi_util.rank0_bcast_wts(mine, comm=comm), file=io.StringIO()
@@ -264,7 +320,8 @@ def check_a_dropped_result_is_told_once(comm, rank, size):
         mpi_util.rank0_bcast_wts([module, np.full(1, rank)], comm=comm)
         mpi_util.rank0_bcast_wts([nnx.Linear(1, 1, rngs=nnx.Rngs(rank)), jnp.ones(1)], comm=comm)
 
-    wrong = (dropped, dropped_on_several_lines, dropped_by_another_name, averaged)
+    wrong = (dropped, dropped_on_several_lines, dropped_by_another_name, named_as_dropped, dropped_by_the_caller)
+    wrong += (averaged,)
     if rank == 1:
         assert all(told(call).count("\n") == 1 for call in wrong)
         assert "params = mpi_util.rank0_bcast_wts(params)" in told(dropped)

@@ -26,6 +26,7 @@ T = TypeVar("T")
 _ADAPTERS = {"keras": "keras", "torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax", "jaxlib": "jax"}
 # attributes that may differ between ranks, and how the names of those begin that are the frameworks' own
 _OF_A_RANK = {"rank", "seed", "training", "stop_training", "stop_predicting"}
+MODES = ("training", "deterministic", "use_running_average")  # of torch's modules; of nnx's
 _OF_FRAMEWORKS = ("_self_", "_torch", "_is_")
 _AUTOMATIC_NUMBER = re.compile(r"_\d+(?=[/_:]|$)")
 _NAMES = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras", "gymnasium": "Gymnasium"}
@@ -48,7 +49,7 @@ def framework(module: str) -> Any:
 
 
 class Adapter(Protocol):
-    """What each adapter module has; with tensors that can be written in place also `tensor_slot` (see `slot_maker`).
+    """What each adapter module has; with tensors that can be written in place also `tensor_slot(name, tensor)`.
 
     A broadcast to a dict, list or tuple of tensors needs `tensor_slot`, whose `write` changes the tensor. Of immutable
     arrays (JAX's) an adapter has `item_slot`, which replaces them in what holds them, and `opened`. An object that can
@@ -89,9 +90,10 @@ def is_of_framework(thing: Any) -> bool:
 
 
 def is_model(thing: Any) -> bool:
-    """True for what has weights or a state of its own: modules and optimizers of torch, TensorFlow and Keras."""
-    stateful = any(hasattr(type(thing), name) for name in ("state_dict", "trainable_variables", "variables"))
-    return stateful and is_of_framework(thing)
+    """True for what has weights or a state of its own: modules and optimizers of torch, TensorFlow, Keras and nnx."""
+    kind: type = type(thing)
+    stateful = any(hasattr(kind, name) for name in ("state_dict", "trainable_variables", "variables"))
+    return (stateful and is_of_framework(thing)) or _is_nnx(kind)
 
 
 def is_array(thing: Any) -> bool:
@@ -121,15 +123,16 @@ def not_rows(thing: Any) -> str:
     return f"is of class {type(thing).__name__}, not known to be rows; give arrays or tensors, or use rank0_gather"
 
 
-def slot_maker(tensor: Any) -> Callable[[str, Any], Slot] | None:
-    """`tensor_slot(name, tensor)` of its adapter; None if such tensors cannot be written in place."""
-    return getattr(adapter_for(tensor), "tensor_slot", None)
-
-
 @functools.cache  # asked for every leaf of every batch
 def _adapter_of(kind: type) -> Adapter:
-    adapter: Adapter = _load(next((name for root, name in _ADAPTERS.items() if root in _packages(kind)), "arrays"))
+    name = next((name for root, name in _ADAPTERS.items() if root in _packages(kind)), "arrays")
+    adapter: Adapter = _load("jax" if _is_nnx(kind) else name)
     return adapter
+
+
+@functools.cache
+def _is_nnx(kind: type) -> bool:
+    return _HAS_JAX and "flax" in _packages(kind) and bool(_load("jax").is_nnx(kind))
 
 
 def _packages(kind: type) -> set[str]:
@@ -183,16 +186,16 @@ def named(name: str) -> Iterator[None]:
         raise WeightsError(f"'{name or 'the array'}' {error}") from None
 
 
-def opened(model: T) -> tuple[Any, Callable[[], T], Collection[str]]:
-    """What is written in place of the model; what then gives the model; the names of what is only in a new one then."""
-    box = _load("jax").opened(model) if tree.jax_trees() and _HAS_JAX else None
-    return box or (model, lambda: model, ())
+def opened(model: T) -> tuple[Any, Callable[[], T], Collection[str]] | None:
+    """(what is written, what then gives the new tree, names of what is only in that) of a tree of JAX's; else None."""
+    return _load("jax").opened(model) if tree.jax_trees() and _HAS_JAX else None
 
 
-def modes(held: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """The attributes of each part of the models that has a mode, torch's `training`. Args: held: as of `unsent`."""
-    parts = (vars(part) for _, model in held for _, part, _ in adapter_for(model).parts(model))
-    return [attributes for attributes in parts if isinstance(attributes.get("training"), bool)]
+def modes(held: list[tuple[str, Any]]) -> dict[tuple[int, str], dict[str, Any]]:
+    """(number of a part, name of a mode) -> the attributes of that part. Args: held: as of `unsent`."""
+    parts = enumerate(part for _, model in held for _, part, _ in adapter_for(model).parts(model))
+    named = [(i, name, vars(part)) for i, part in parts for name in MODES[: 3 if _is_nnx(part.__class__) else 1]]
+    return {(i, name): own for i, name, own in named if name in own and isinstance(own[name], (bool, type(None)))}
 
 
 def unsent(held: list[tuple[str, Any]]) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot, alignment_key
-from . import adapter_for, as_bits, as_numbers, is_extension, is_model, named, opened, slot_maker, value_slot, with_bits
+from . import adapter_for, as_bits, as_numbers, is_extension, is_model, named, opened, value_slot, with_bits
 
 _DTYPES: dict[type, str] = {bool: "?", int: "i8", float: "f8", complex: "c16"}  # as which Python's numbers travel
 _LONG, _DEEP = 1000, 5  # a longer list is data; so deep in an object nothing is looked for
@@ -71,14 +71,14 @@ class _Search:
             owner = None if self.read_only or isinstance(thing, tuple) else thing
             keys: Any = sorted(thing, key=str) if tree.is_mapping(thing) else range(len(thing))
             for k in keys:
-                self.add(f"{path}/{k}" if path else str(k), thing[k], owner, k)
+                self.add("/".join(filter(None, (path, str(k)))), thing[k], owner, k)
         elif owner is not None and _is_number(thing):
             self.found.append(_number_slot(path, thing, owner, key))
-        elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
-            self.found.append(item_slot(path, owner, key))
         elif is_model(thing):
             self.found += [slot._replace(name=f"{path}/{slot.name}") for slot in adapter_for(thing).slots(thing)]
             self.held.append((path, thing))
+        elif owner is not None and (item_slot := getattr(adapter_for(thing), "item_slot", None)):
+            self.found.append(item_slot(path, owner, key))
         elif not self.read_only and _is_plain(thing):
             n_found = len(self.found)
             self._add_inside(path, thing, True, [id(thing)])
@@ -92,7 +92,7 @@ class _Search:
         for key, item in _items(thing):
             owner = None if isinstance(thing, tuple) else thing if isinstance(thing, (dict, list)) else vars(thing)
             place = f"{path}/{key}" if path else str(key)
-            if values and owner is not None and (box := opened(item))[0] is not item:
+            if values and owner is not None and (box := opened(item)):
                 n_found = len(self.found)
                 self.add(place, box[0])
                 inside = self.found[n_found:]
@@ -111,7 +111,7 @@ def _put(owner: Any, key: Any, give: Callable[[], Any], before: Callable[[], Non
 
 
 def _slot(path: str, leaf: Any, read_only: bool) -> Slot:
-    make = slot_maker(leaf)
+    make: Callable[[str, Any], Slot] | None = getattr(adapter_for(leaf), "tensor_slot", None)
     if make is not None:
         try:
             return make(path, leaf)
@@ -163,8 +163,12 @@ def _is_value(thing: Any) -> bool:
     """A number, or an array or tensor that can be written: none that torch is calculating with, as saved log-probs."""
     if isinstance(thing, np.ndarray):
         return thing.flags.writeable and not thing.dtype.hasobject
-    tensor = hasattr(thing, "shape") and slot_maker(thing) is not None and getattr(thing, "grad_fn", None) is None
-    return _is_number(thing) or tensor
+    tensor = (
+        hasattr(thing, "shape")
+        and hasattr(adapter_for(thing), "tensor_slot")
+        and getattr(thing, "grad_fn", None) is None
+    )
+    return _is_number(thing) or tensor or opened(thing) is not None
 
 
 def _is_network(thing: Any) -> bool:

@@ -1,6 +1,5 @@
 """JAX in every rank: arrays, typed keys, registered pytrees (Flax, optax, Equinox), and Flax's nnx modules."""
 
-import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +9,9 @@ import numpy as np
 from ...errors import BatchError, WeightsError
 from .. import tree
 from ..layout import Slot
-from . import as_bits, as_numbers, framework, is_array, is_extension, is_model, named, value_slot
+from . import MODES, as_bits, as_numbers, framework, is_array, is_extension, is_model, named, value_slot
 from . import slots as slots_of
 
-_MODES, _VALUES = {"deterministic", "use_running_average"}, (False, True, None)  # of nnx's Dropout and BatchNorm
 _NUMBERS = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # which NumPy's numbers hold exactly
 
 
@@ -28,8 +26,11 @@ def from_array(array: np.ndarray, like: Any) -> Any:
 
 
 def from_numbers(array: np.ndarray, like: Any) -> Any:
-    """An array with these values on `like`'s device, of its dtype where NumPy lacks that."""
-    return _put(np.asarray(array, like.dtype if is_extension(like.dtype) else None), like)
+    """An array as `like` with these values. Its dtype is theirs, or `like`'s where NumPy lacks that."""
+    array = np.asarray(array, like.dtype if is_extension(like.dtype) else None)
+    with framework("jax").enable_x64(True):  # else float64 becomes float32
+        weak = getattr(like, "weak_type", False) and array.dtype == like.dtype  # it decides the dtype of a product
+        return like.at[...].set(array) if weak else _put(array, like)
 
 
 def token(leaf: Any) -> Any:
@@ -37,11 +38,23 @@ def token(leaf: Any) -> Any:
 
 
 def parts(model: Any) -> list[tuple[str, Any, Any]]:
-    return []
+    """(path, part, its variables, arrays and modes) of each part of a module of nnx."""
+    sent = sys.modules["flax.nnx"].Variable, framework("jax").Array
+    graph = [(path, part) for path, part in sys.modules["flax.nnx"].iter_graph(model) if is_nnx(type(part))]
+    own = [{key: (*sent, bool) if key in MODES else sent for key in vars(part)} for _, part in graph]
+    names = [{key for key in kinds if isinstance(vars(part)[key], kinds[key])} for (_, part), kinds in zip(graph, own)]
+    return [(".".join(map(str, path)), part, of_part) for (path, part), of_part in zip(graph, names)]
 
 
 def slots(model: Any) -> list[Slot]:
-    raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
+    """The variables of a module or an optimizer of nnx, which is written in place."""
+    if not is_nnx(type(model)):
+        raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
+    box: dict[str, Any] = {}
+    found, build = tree.jax_items(sys.modules["flax.nnx"].state(model))
+    closers = [_open(path, value, box) for path, value in found]
+    update: Any = lambda: sys.modules["flax.nnx"].update(model, build([close() for close in closers]))  # noqa: E731
+    return [slot._replace(flush=update) for slot in slots_of(box)] if box else []
 
 
 def item_slot(name: str, owner: Any, key: Any) -> Slot:
@@ -50,7 +63,7 @@ def item_slot(name: str, owner: Any, key: Any) -> Slot:
         like, values = owner[key], _values(owner[key])
 
     def write(new: np.ndarray) -> None:
-        owner[key] = _like(like, new.copy())  # a copy: the memory of a broadcast is used again
+        owner[key] = from_numbers(new.copy(), like)  # a copy: the memory of a broadcast is used again
 
     return value_slot(name, values.dtype, values.shape, lambda: _values(owner[key]), write)
 
@@ -58,15 +71,16 @@ def item_slot(name: str, owner: Any, key: Any) -> Slot:
 def opened(model: Any) -> tuple[Any, Callable[[], Any], set[str]] | None:
     """What can be written in place of the model, and the rest of `adapters.opened`. None: the model itself.
 
-    Of a tree with jax arrays or nnx modules that is a dict of its leaves, but for functions and the like, which stay
-    each rank's own. A module is the same one afterwards, and so is a tree in which nothing was replaced.
+    Of a tree with jax arrays, and of a container that only JAX knows, that is a dict of the leaves, but for functions
+    and the like, which stay each rank's own. A tree in which nothing was replaced is the same one afterwards.
     """
     try:
-        found, build = tree.jax_items(model, _is_nnx)
+        found, build = tree.jax_items(model, is_model)
     except (TypeError, ValueError):  # its keys cannot be sorted: no tree for JAX
         return None
-    array = (framework("jax").Array, *([] if isinstance(model, (dict, list, tuple, np.ndarray)) else [np.ndarray]))
-    if not any(isinstance(leaf, array) or _is_nnx(leaf) for _, leaf in found):
+    others = (dict, list, tuple, np.ndarray)
+    array = framework("jax").Array, *(() if isinstance(model, others) or is_model(model) else (np.ndarray,))
+    if not any(isinstance(leaf, array) or (len(array) > 1 and is_nnx(type(leaf))) for _, leaf in found):
         return None
     box: dict[str, Any] = {}
     closers = [_open(path, leaf, box) for path, leaf in found]
@@ -82,23 +96,11 @@ def opened(model: Any) -> tuple[Any, Callable[[], Any], set[str]] | None:
 
 def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
     """Puts a leaf into the box, if it is sent; gives a function that says what it has become there."""
-    if _is_nnx(leaf):
-        nnx = sys.modules["flax.nnx"]
-        inside, build = tree.jax_items(nnx.state(leaf))
-        closers = [_open(f"{path}/{name}".strip("/"), value, box) for name, value in inside]
-        parts = [vars(part) for _, part in nnx.iter_graph(leaf) if hasattr(part, "__dict__")]
-        modes = [(part, name, f"{path}/{i}/{name}") for i, part in enumerate(parts) for name in _MODES & part.keys()]
-        box.update((where, _VALUES.index(part[name])) for part, name, where in modes)
-
-        def update() -> Any:
-            nnx.update(leaf, build([close() for close in closers]))
-            for part, name, where in modes:
-                part[name] = _VALUES[box[where]]
-            return leaf
-
-        return update
-    if not (is_model(leaf) or is_array(leaf) or (not callable(leaf) and _holds_any(leaf))):
-        return lambda: leaf
+    if not (is_model(leaf) or is_array(leaf)):
+        try:
+            slots_of([leaf] if hasattr(leaf, "__dict__") else [])
+        except WeightsError:  # an object without weights, such as a configuration
+            return lambda: leaf
     if isinstance(leaf, framework("jax").Array) and not leaf.shape and not getattr(leaf, "weak_type", False):
         path += " of 64 bits" * (leaf.dtype.name in ("int64", "float64", "complex128"))  # on each rank, or on none
     like = box[path] = leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf  # of a file
@@ -107,25 +109,13 @@ def _open(path: str, leaf: Any, box: dict[str, Any]) -> Callable[[], Any]:
     # it travels as a number: jit makes arrays of numbers, so rank 0's counter may be one when the others' is not yet
     with named(path):
         box[path] = first = _values(like).item()
-    return lambda: leaf if box[path] is first else _like(like, np.array(box[path], like.dtype))
+    return lambda: leaf if box[path] is first else from_numbers(np.array(box[path], like.dtype), like)
 
 
-def _holds_any(thing: Any) -> bool:
-    """True for an object in which `slots` finds something; not for a configuration, say."""
-    with contextlib.suppress(WeightsError):
-        return hasattr(thing, "__dict__") and bool(slots_of([thing]))
-    return False
-
-
-def _like(like: Any, array: np.ndarray) -> Any:
-    """An array of JAX's with these values, which is as `like`: a weak type decides the dtype of a product."""
-    with framework("jax").enable_x64(True):  # else float64 becomes float32
-        return like.at[...].set(array) if getattr(like, "weak_type", False) else _put(array, like)
-
-
-def _is_nnx(node: Any) -> bool:
+def is_nnx(kind: type) -> bool:
+    """A class of nnx's modules or optimizers."""
     nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(node, (nnx.Module, nnx.Optimizer))
+    return nnx is not None and issubclass(kind, (nnx.Module, nnx.Optimizer))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -151,9 +141,10 @@ def _values(leaf: Any) -> np.ndarray:
 
 def _put(array: np.ndarray, like: Any) -> Any:
     jax = framework("jax")  # an array that is committed to its device can't be calculated with on others
-    device = next(iter(like.sharding.device_set)) if like.committed else None
-    if not _is_key(like):
-        with jax.enable_x64(True):  # else float64 becomes float32
+    device = next(iter(like.sharding.device_set))
+    with jax.enable_x64(True), jax.default_device(device):  # else float64 becomes float32
+        device = device if like.committed else None
+        if not _is_key(like):
             return jax.device_put(array, device)
     impl = str(jax.random.key_impl(like))
     return jax.random.wrap_key_data(jax.device_put(np.ascontiguousarray(array[impl]), device), impl=impl)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import BatchError, WeightsError
 from ..layout import Slot
-from . import adapter_for, framework, slot_maker, value_slot, weight_name
+from . import adapter_for, framework, value_slot, weight_name
 
 
 def _of_backend(name: str) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ def tensor_slot(name: str, variable: Any) -> Slot:
     """The slot of one variable: that of the tensor which the backend keeps for it, if that can be written in place."""
     if not isinstance(variable, framework("keras").Variable):
         raise WeightsError(f"'{name}' is a {type(variable).__name__}; only variables can be written in place")
-    make = slot_maker(variable.value)
+    make = getattr(adapter_for(variable.value), "tensor_slot", None)
     return api_slot(name, variable) if make is None else make(name, variable.value)
 
 
