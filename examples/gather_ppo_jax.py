@@ -8,7 +8,6 @@ any number of processes. PPO: Schulman et al., arXiv 1707.06347.
 """
 
 import argparse
-import os
 import sys
 from functools import partial
 from typing import Any
@@ -30,8 +29,6 @@ parser.add_argument("--clip", type=float, default=0.2, help="of the probability 
 args = parser.parse_args()
 if mpi_util.mpi_fork(args.nprocs) == "parent":  # +  above the heavy imports, which only the ranks need
     sys.exit()  # +
-if mpi_util.rank:  # +  only rank 0 opens a GPU
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # +
 
 import gymnasium as gym
 import jax
@@ -41,6 +38,8 @@ import optax
 from flax import nnx
 from jax.scipy.stats import norm
 
+if mpi_util.rank:  # +  only rank 0 opens a GPU
+    jax.config.update("jax_platforms", "cpu")  # +
 Arrays = dict[str, np.ndarray]
 
 

@@ -1,6 +1,5 @@
 """JAX on a machine with a GPU: on rank 0 alone, as the documentation shows, or on every rank with a share of it."""
 
-import os
 import subprocess
 import sys
 
@@ -9,8 +8,6 @@ import mpi_util
 everywhere = sys.argv[2] == "everywhere"
 if mpi_util.mpi_fork(int(sys.argv[1]), gpu_pct=0.05 if everywhere else 0.0) == "parent":
     sys.exit()
-if mpi_util.rank and not everywhere:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +16,8 @@ import optax
 from flax import nnx
 from harness import run_checks
 
+if mpi_util.rank and not everywhere:
+    jax.config.update("jax_platforms", "cpu")
 HERE = jax.devices()[0]
 assert (HERE.platform == "gpu") == (everywhere or mpi_util.rank == 0), HERE
 
