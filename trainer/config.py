@@ -106,9 +106,7 @@ class Config(Hyper):
         BATCH, "gather: rank 0 updates on all rows; average: every process on its own rows, with summed gradients",
         choices=("gather", "average"),
     )  # fmt: skip
-    overlap: bool = setting(
-        BATCH, "collect while rank 0 updates, with the weights from before that update: a lag of one update", False
-    )
+    overlap: bool = setting(BATCH, "collect while rank 0 updates, with weights that lag one update", False)
 
     gamma: float = setting(ALGO, "discount per step", 0.99, "between 0 and 1", "-g")
     lam: float | None = setting(
@@ -119,10 +117,7 @@ class Config(Hyper):
         ALGO, "learning rates over the run: linear (to 0 at --total_steps, where it is given), or constant",
         choices=("linear", "constant"),
     )  # fmt: skip
-    rew_scale: str = setting(
-        ALGO, "scale of the rewards: 1 - gamma, or 1 / running standard deviation of the returns",
-        choices=("gamma", "returns"),
-    )  # fmt: skip
+    rew_scale: str = setting(ALGO, "of rewards: 1 - gamma, or 1 / returns' deviation", choices=("gamma", "returns"))
 
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")
@@ -149,6 +144,7 @@ class Config(Hyper):
         because = (
             ("without --batch_steps", self.batch_steps is None, ("num_envs",)),
             ("with --batch_steps", self.batch_steps is not None, ("batch_size",)),
+            ("without --total_steps", self.total_steps is None, ("std_fall",)),
             ("without --eval_every", self.eval_every is None, ("eval_episodes", "eval_async")),
             ("with --watchdog 0", self.watchdog == 0, ("watchdog_kill",)),
             ("without --env_command", not (self.ranks_per_env or self.env_command), ("env_timeout",)),

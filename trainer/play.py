@@ -193,9 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="train.py --watch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--watch", type=Path, metavar="RUN", required=True, help="folder of a run or of runs, or weights"
-    )
+    parser.add_argument("--watch", type=Path, metavar="RUN", required=True, help="folder of runs or of one, or weights")
     parser.add_argument("--episodes", type=int, help="number of episodes (default: 10; 1 with --video)")
     parser.add_argument("--video", type=Path, metavar="FILE", help="record them: .mp4 (needs imageio-ffmpeg) or .gif")
     which = parser.add_mutually_exclusive_group()

@@ -5,6 +5,7 @@ collects with these any more.
 """
 
 import importlib
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,11 @@ class Training:
             self._before = self.state()
         data, self.ready = self.ready, NOTHING
         batch, part, control = data.batch, data.part, self.control
-        end = self.config.total_steps if self.config.lr_schedule == "linear" else None
+        config, done = self.config, control.steps / (self.config.total_steps or math.inf)
         for learner in (self.learners.policy, self.learners.value):
-            learner.lr_scale = max(0.0, 1.0 - control.steps / end) if end else 1.0
+            learner.lr_scale = max(0.0, 1.0 - done) if config.lr_schedule == "linear" else 1.0
+        if config.std_fall and config.total_steps:
+            self.learners.policy.least_log_std = (config.log_std or 0.0) - config.std_fall * min(1.0, done)
         raw = batch["obs"]
         try:
             obs = self.scaler.scale(raw, aligned(raw.shape))

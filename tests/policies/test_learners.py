@@ -344,6 +344,20 @@ def test_step_sizes_are_scaled(backend):
     assert (states[0][0]["policy/0/weight"] != states[2][0]["policy/0/weight"]).any()
 
 
+@BACKENDS
+def test_deviations_have_a_bound(backend):
+    """They begin with -0.5, and do not rise to it."""
+    for spec, bound in ((BOX, -0.502), (BOX, -9.0), (BOX, 3.0), (DISCRETE, -0.502)):
+        rank0, free = (Rank0(backend, spec, number=i) for i in range(2))
+        rank0.policy.least_log_std = bound
+        for one in (rank0, free):
+            one.learn(a_batch(spec, 0))
+        (mine, _), (others, _) = rank0.state(), free.state()
+        for name in others:
+            expected = np.maximum(others[name], min(-0.5, bound)) if name == "policy/log_std" else others[name]
+            assert np.array_equal(mine[name], np.asarray(expected, mine[name].dtype))
+
+
 def test_settings_that_are_given_are_kept():
     hyper = Hyper.of("ppo-kl", epochs=3, kl_targ=0.01, seed=4, lr=None)
     assert (hyper.epochs, hyper.kl_targ, hyper.seed, hyper.lr) == (3, 0.01, 4, 1.1e-4)
