@@ -114,9 +114,8 @@ class Config(Hyper):
         "components", 0.95, "between 0 and 1", "-l",
     )  # fmt: skip
     lr_schedule: str = setting(
-        ALGO, "learning rates over the run: linear (to 0 at --total_steps, where it is given), or constant",
-        choices=("linear", "constant"),
-    )  # fmt: skip
+        ALGO, "step sizes: linear to 0 at --total_steps, or constant", choices=("linear", "constant")
+    )
     rew_scale: str = setting(ALGO, "of rewards: 1 - gamma, or 1 / returns' deviation", choices=("gamma", "returns"))
 
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
@@ -144,7 +143,6 @@ class Config(Hyper):
         because = (
             ("without --batch_steps", self.batch_steps is None, ("num_envs",)),
             ("with --batch_steps", self.batch_steps is not None, ("batch_size",)),
-            ("without --total_steps", self.total_steps is None, ("std_fall",)),
             ("without --eval_every", self.eval_every is None, ("eval_episodes", "eval_async")),
             ("with --watchdog 0", self.watchdog == 0, ("watchdog_kill",)),
             ("without --env_command", not (self.ranks_per_env or self.env_command), ("env_timeout",)),

@@ -17,8 +17,10 @@ from mpi_util_spinup.files import read, regular, replace_file
 from trainer.config import Config
 
 # Not -m, with which a file in the current folder could take the place of any module.
-START = "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
-START += "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+START = (
+    "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
 CURVE, VIDEOS = "learning_curve.png", "videos"
 CURVE_S, WAIT_S = 300.0, 30.0  # between two drawings of the curve; for what is under way when the run ends
 

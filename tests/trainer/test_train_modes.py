@@ -232,7 +232,6 @@ def test_bad_settings_get_one_line(tmp_path, case):
         ("--tag_output", "--tag_output has no effect with --nprocs 1"),
         ("--cg_iters 3", "--cg_iters has no effect with --algo ppo"),
         ("--cg_damping 0.1", "--cg_damping has no effect with --algo ppo"),
-        ("--std_fall 2.5", "--std_fall has no effect without --total_steps"),
         ("--eval_episodes 3", "--eval_episodes has no effect without --eval_every"),
         ("--minibatches 4 --minibatch_rows 64", "--minibatch_rows has no effect with --minibatches 4"),
     ],
