@@ -221,6 +221,7 @@ def send(op: str, channel: Channel, models: Models[T]) -> T:
 def _note_dropped(op: str, models: Models[Any], block: Any, chosen: int) -> None:
     """Rank 1 prints, once, that the program makes nothing of the tree with other values that it gets."""
     frame: FrameType | None = failure.program_frame()
+    after = ""
     while frame and (after := _after(frame.f_code, frame.f_lasti)) == "RETURN_VALUE":
         frame = frame.f_back  # what this function of the program's gives may be dropped
     new = (pair for pair in models.copiers[chosen].pairs if pair[0].name in models.new)
