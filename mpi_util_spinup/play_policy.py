@@ -114,8 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder: a run of yours")
     args = parser.parse_args(arguments)
     try:
-        save = args.itr if args.itr >= 0 else "last"
-        env, act = load_policy_and_env(args.fpath, save, args.deterministic, trust=args.trust)
+        itr = args.itr if args.itr >= 0 else "last"
+        env, act = load_policy_and_env(args.fpath, itr, args.deterministic, trust=args.trust)
         run_policy(env, act, args.len, args.episodes, not args.norender)
     except MpiUtilError as error:
         parser.exit(2, f"mpi_util_spinup.play_policy: {error}\n")

@@ -38,8 +38,8 @@ tag_output nprocs num_cpu name watchdog_kill save_every total_steps num_episodes
 OF_ONE_RUN = frozenset(_OF_ONE_RUN.split())
 COLUMNS = 3  # of panels at most
 ROWS_AVERAGED = 40  # of the rows of a run one such part is averaged, unless --smooth says how many
-# width and height in inches of a figure's only panel, and of one of several; and matplotlib's settings
 _SMALL = {"font.size": 7, "figure.dpi": 300, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "axes.titlesize": 7}
+# width and height in inches of a figure's only panel, and of one of several; and matplotlib's settings
 STYLES: dict[str, tuple[tuple[float, float], tuple[float, float], dict[str, Any]]] = {
     "screen": ((7.0, 4.2), (4.2, 3.2), {"font.size": 10, "figure.dpi": 120}),
     # a column of two; all of both columns

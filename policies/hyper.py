@@ -45,7 +45,7 @@ class Hyper:
     vf_lr: float = setting(ALGO, "step size of the value function's Adam", 1e-3, "above 0")
     epochs: int = setting(ALGO, "most passes of the policy over the batch; trpo makes one step", 10)
     vf_epochs: int = setting(ALGO, "passes of the value function over the batch", 10)
-    minibatches: int = setting(ALGO, "minibatches a pass, if ppo's; 0: as --minibatch_rows says", 0, "0 or more")
+    minibatches: int = setting(ALGO, "minibatches a pass; only ppo's policy has several", 0, "0 or more")
     minibatch_rows: int = setting(ALGO, "approximate rows of a minibatch, if --minibatches is 0", 256)
     clip: float = setting(ALGO, "ppo's probability ratio is clipped to 1 +- X", 0.2, "above 0")
     std_fall: float = setting(ALGO, "how far log deviations may fall by --total_steps; 0: any", 0.0, "0 or more")

@@ -34,7 +34,7 @@ class Policy(Learner):
     """A policy; the update rules are its subclasses, which say how it is improved on one batch."""
 
     net: PolicyNet
-    least_log_std = -math.inf  # the Gaussian's log deviations fall no further; set before an update
+    least_log_std: Array | None = None  # the Gaussian's log deviations fall no further; set before an update
 
     def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """Changes the policy's parameters. Returns: the policy afterwards, compared with the one before; what to log.
@@ -65,13 +65,11 @@ class Policy(Learner):
         part = Part.whole(len(obs)) if part is None else part
         with self.updating(part.total) as log:
             batch = self.batch(obs, act, adv, part, logp)
-            before = self.net.vector()
             end, of_rule = self.improve(batch, stream(self.hyper.seed, POLICY_STREAM, self.updates))
-            if self.least_log_std > -math.inf:  # a policy that draws nearly always the same forgets all other states
-                after = self.net.vector()
-                old, new = (self.net.by_name(x).get("policy/log_std", x[:0]) for x in (before, after))
-                np.maximum(new, np.minimum(old, self.least_log_std), out=new)  # they do not rise to it
-                self.net.set_vector(after)
+            if self.least_log_std is not None:  # a policy that draws nearly always the same forgets all other states
+                log_std = self.net.by_name(vector := self.net.vector())["policy/log_std"]
+                np.maximum(log_std, self.least_log_std, out=log_std)
+                self.net.set_vector(vector)
             log |= {"KL": end.kl, "Entropy": end.entropy, "LossPi": end.loss} | of_rule
         self.adapt(log["KL"])
         return log

@@ -116,7 +116,7 @@ class Config(Hyper):
     lr_schedule: str = setting(
         ALGO, "step sizes: linear to 0 at --total_steps, or constant", choices=("linear", "constant")
     )
-    rew_scale: str = setting(ALGO, "of rewards: 1 - gamma, or 1 / returns' deviation", choices=("gamma", "returns"))
+    rew_scale: str = setting(ALGO, "rewards' scale: 1 - gamma, or 1 / returns' std", choices=("gamma", "returns"))
 
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")

@@ -76,8 +76,9 @@ class Training:
         config, done = self.config, control.steps / (self.config.total_steps or math.inf)
         for learner in (self.learners.policy, self.learners.value):
             learner.lr_scale = max(0.0, 1.0 - done) if config.lr_schedule == "linear" else 1.0
-        if config.std_fall and config.total_steps:
-            self.learners.policy.least_log_std = (config.log_std or 0.0) - config.std_fall * min(1.0, done)
+        if config.std_fall and config.total_steps and not self.spec.discrete:
+            bound = np.float32(config.log_std - config.std_fall * min(1.0, done))  # to which they do not rise
+            self.learners.policy.least_log_std = np.minimum(self.learners.params["policy/log_std"], bound)
         raw = batch["obs"]
         try:
             obs = self.scaler.scale(raw, aligned(raw.shape))

@@ -163,12 +163,8 @@ def _is_value(thing: Any) -> bool:
     """A number, or an array or tensor that can be written: none that torch is calculating with, as saved log-probs."""
     if isinstance(thing, np.ndarray):
         return thing.flags.writeable and not thing.dtype.hasobject
-    tensor = (
-        hasattr(thing, "shape")
-        and hasattr(adapter_for(thing), "tensor_slot")
-        and getattr(thing, "grad_fn", None) is None
-    )
-    return _is_number(thing) or tensor or opened(thing) is not None
+    tensor = hasattr(thing, "shape") and hasattr(adapter_for(thing), "tensor_slot")
+    return _is_number(thing) or (tensor and getattr(thing, "grad_fn", None) is None) or opened(thing) is not None
 
 
 def _is_network(thing: Any) -> bool:

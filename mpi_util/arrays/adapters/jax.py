@@ -39,19 +39,19 @@ def token(leaf: Any) -> Any:
 
 def parts(model: Any) -> list[tuple[str, Any, Any]]:
     """(path, part, its variables, arrays and modes) of each part of a module of nnx."""
-    sent = sys.modules["flax.nnx"].Variable, framework("jax").Array
-    graph = [(path, part) for path, part in sys.modules["flax.nnx"].iter_graph(model) if is_nnx(type(part))]
-    own = [{key: (*sent, bool) if key in MODES else sent for key in vars(part)} for _, part in graph]
-    names = [{key for key in kinds if isinstance(vars(part)[key], kinds[key])} for (_, part), kinds in zip(graph, own)]
-    return [(".".join(map(str, path)), part, of_part) for (path, part), of_part in zip(graph, names)]
+    nnx, found = sys.modules["flax.nnx"], []
+    sent = nnx.Variable, framework("jax").Array
+    for path, part in [pair for pair in nnx.iter_graph(model) if is_nnx(type(pair[1]))]:
+        names = {k for k, x in vars(part).items() if isinstance(x, sent) or (k in MODES and isinstance(x, bool))}
+        found.append((".".join(map(str, path)), part, names))
+    return found
 
 
 def slots(model: Any) -> list[Slot]:
     """The variables of a module or an optimizer of nnx, which is written in place."""
     if not is_nnx(type(model)):
         raise WeightsError(f"no weights found in a {type(model).__name__}; give a tree that holds jax arrays")
-    box: dict[str, Any] = {}
-    found, build = tree.jax_items(sys.modules["flax.nnx"].state(model))
+    box, (found, build) = dict[str, Any](), tree.jax_items(sys.modules["flax.nnx"].state(model))
     closers = [_open(path, value, box) for path, value in found]
     update: Any = lambda: sys.modules["flax.nnx"].update(model, build([close() for close in closers]))  # noqa: E731
     return [slot._replace(flush=update) for slot in slots_of(box)] if box else []
