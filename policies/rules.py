@@ -34,7 +34,7 @@ class Policy(Learner):
     """A policy; the update rules are its subclasses, which say how it is improved on one batch."""
 
     net: PolicyNet
-    least_log_std: Array | None = None  # the Gaussian's log deviations fall no further; set before an update
+    log_std_range: tuple[Any, Any] | None = None  # least and most of the Gaussian's log deviations after an update
 
     def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """Changes the policy's parameters. Returns: the policy afterwards, compared with the one before; what to log.
@@ -66,9 +66,9 @@ class Policy(Learner):
         with self.updating(part.total) as log:
             batch = self.batch(obs, act, adv, part, logp)
             end, of_rule = self.improve(batch, stream(self.hyper.seed, POLICY_STREAM, self.updates))
-            if self.least_log_std is not None:  # a policy that draws nearly always the same forgets all other states
+            if self.log_std_range:
                 log_std = self.net.by_name(vector := self.net.vector())["policy/log_std"]
-                np.maximum(log_std, self.least_log_std, out=log_std)
+                np.clip(log_std, *self.log_std_range, out=log_std)
                 self.net.set_vector(vector)
             log |= {"KL": end.kl, "Entropy": end.entropy, "LossPi": end.loss} | of_rule
         self.adapt(log["KL"])
@@ -100,8 +100,7 @@ class Policy(Learner):
         undamped = self.net.fisher(batch, batch.part.total)
 
         def product(vector: Array) -> Array:
-            flat = as_array(self.summed(undamped(vector.astype(np.float32))))
-            return flat.astype(np.float64) + self.hyper.cg_damping * vector
+            return as_array(self.summed(undamped(vector.astype(np.float32)))) + self.hyper.cg_damping * vector
 
         return product
 

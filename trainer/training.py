@@ -77,8 +77,10 @@ class Training:
         for learner in (self.learners.policy, self.learners.value):
             learner.lr_scale = max(0.0, 1.0 - done) if config.lr_schedule == "linear" else 1.0
         if config.std_fall and config.total_steps and not self.spec.discrete:
-            bound = np.float32(config.log_std - config.std_fall * min(1.0, done))  # to which they do not rise
-            self.learners.policy.least_log_std = np.minimum(self.learners.params["policy/log_std"], bound)
+            # evenly at most: states that it no longer meets are forgotten; in the end in any case: noise costs returns
+            falls = min(1.0, done), 0.6 * min(1.0, max(0.0, 5.0 * done - 4.0))
+            least, most = (np.float32(config.log_std - config.std_fall * fall) for fall in falls)
+            self.learners.policy.log_std_range = np.minimum(self.learners.params["policy/log_std"], least), most
         raw = batch["obs"]
         try:
             obs = self.scaler.scale(raw, aligned(raw.shape))

@@ -345,15 +345,15 @@ def test_step_sizes_are_scaled(backend):
 
 
 @BACKENDS
-def test_deviations_have_a_bound(backend):
-    for bound in (-0.502, -9.0):
+def test_deviations_have_bounds(backend):
+    for least, most in ((-0.502, 0.0), (-9.0, -0.5), (-9.0, 0.0)):
         rank0, free = (Rank0(backend, BOX, number=i) for i in range(2))
-        rank0.policy.least_log_std = np.full(3, bound, np.float32)
+        rank0.policy.log_std_range = np.full(3, least, np.float32), np.float32(most)
         for one in (rank0, free):
             one.learn(a_batch(BOX, 0))
         (mine, _), (others, _) = rank0.state(), free.state()
         for name in others:
-            expected = np.maximum(others[name], bound) if name == "policy/log_std" else others[name]
+            expected = np.clip(others[name], least, most) if name == "policy/log_std" else others[name]
             assert np.array_equal(mine[name], np.asarray(expected, mine[name].dtype))
 
 
