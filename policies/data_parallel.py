@@ -42,7 +42,3 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def followed_by(self, other: "Part") -> "Part":
-        """The part of two batches concatenated, this one's first."""
-        return Part(np.concatenate((self.rows, other.rows + self.total)), self.total + other.total)

@@ -15,7 +15,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of the learners, and of train.py
     # github.com/pat-coady/trpo; lr is 9e-4 / sqrt(width of the middle layer) there, and vf_lr 1e-2 / sqrt(width)
     "ppo-kl": {
         "lr": 1.1e-4, "vf_lr": 1.25e-3, "log_std_lr": 6.0, "epochs": 20, "kl_targ": 0.003,
-        "max_grad_norm": 100.0, "vf_replay": True, "lr_schedule": "constant",
+        "max_grad_norm": 100.0, "lr_schedule": "constant",
     },
     # Schulman et al. 2015 (arXiv:1502.05477), table 2; the damping is that of openai/baselines and Spinning Up
     "trpo": {"kl_targ": 0.01, "max_grad_norm": 100.0, "batch_steps": 2000},
@@ -54,7 +54,6 @@ class Hyper:
     cg_iters: int = setting(ALGO, "most iterations of trpo's conjugate gradients", 10)
     cg_damping: float = setting(ALGO, "added to the diagonal of trpo's Fisher matrix", 0.1, "0 or more")
     log_std_lr: float = 1.0  # step size of the Gaussian's deviations, in units of `lr`
-    vf_replay: bool = False  # the value function is fitted on the current and the previous batch together
 
     @classmethod
     def of(cls, algo: str = "ppo", **given: Any) -> Any:

@@ -90,10 +90,7 @@ class Learner:
         self.updates += 1
 
     def state(self) -> State:
-        """Everything that later updates depend on: (arrays, numbers), by names that begin with the network's name.
-
-        They are the same for every backend; the parameters have the actor's names.
-        """
+        """What later updates depend on: (arrays, numbers), by name, the same for every backend."""
         name, ((vector, m, v), steps) = self.net.name, self.snapshot()
         arrays = self.net.by_name(vector) | {f"{name}/adam/m": m, f"{name}/adam/v": v}
         adaptive = {f"{name}/{key}": getattr(self, key) for key in self.adaptive}

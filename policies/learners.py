@@ -26,64 +26,25 @@ class ValueFunction(Learner):
     net: ValueNet
     in_minibatches = True
 
-    def __init__(self, net: ValueNet, group: LearnerGroup = ALONE):
-        super().__init__(net, group)
-        # (obs, ret) of the batch that the next fit replays, and which rows of the whole batch these are
-        self.last = np.empty((0, net.spec.obs_dim), np.float32), np.empty(0, np.float32)
-        self.last_part = Part.whole(0)
-
-    def n_threads(self, n_rows: int) -> int:
-        """See Learner; rows that are replayed count."""
-        return super().n_threads(n_rows + self.last_part.total)
-
     def fit(self, obs: Array, ret: Array, part: Part | None = None) -> dict[str, float]:
-        """One fit on one batch, and on the batch before it where the algorithm replays that.
+        """One fit on one batch. Collective, obs, part and raises: as Policy.update.
 
-        Collective, obs, part and raises: as Policy.update. Args: ret: float32 (N,), targets, as TD(lambda) returns.
-
+        Args: ret: float32 (N,), targets, as TD(lambda) returns.
         Returns: what to log: ExplainedVar (before the fit: 1 is perfect, 0 no better than a constant) and LossV (mean
             squared error on this batch after the fit, squared unit of the targets).
         """
         hyper, net = self.hyper, self.net
         part = Part.whole(len(obs)) if part is None else part
-        all_part = part.followed_by(self.last_part)
-        n_parts = n_minibatches(hyper, all_part.total)
         with self.updating(part.total) as log:
             require_shape(ret, (len(part),))
             rows = net.rows(obs, ret)
             _, (error_std, ret_std) = self.moments(part, net.values(rows) - ret, ret)
-            replayed = net.rows(*map(np.concatenate, zip((obs, ret), self.last))) if len(self.last_part) else rows
             rng = stream(hyper.seed, VALUE_STREAM, self.updates)
             for _ in range(hyper.vf_epochs):
-                self.descend(replayed, shuffled(rng, all_part, n_parts), hyper.vf_lr * self.lr_scale)
+                self.descend(rows, shuffled(rng, part, n_minibatches(hyper, part.total)), hyper.vf_lr * self.lr_scale)
             (loss,) = self.means(part, [np.square(net.values(rows) - ret).sum(dtype=np.float64)])
             log |= {"ExplainedVar": 1.0 - error_std**2 / (ret_std**2 + VAR_FLOOR), "LossV": loss}
-        self.keep(obs, ret, part)
         return log
-
-    def keep(self, obs: Array, ret: Array, part: Part) -> None:
-        """Keeps the batch of a fit where the algorithm replays it."""
-        if self.hyper.vf_replay:
-            self.last, self.last_part = (np.array(obs, np.float32), np.array(ret, np.float32)), part
-
-    def state(self) -> State:
-        """Collective among the learners: see Learner; with the whole batch to replay."""
-        (arrays, scalars), part = super().state(), self.last_part
-        owner = np.full(len(part), self.group.index)
-        for name, rows in zip(("obs", "ret", "owner"), (*self.last, owner)):
-            whole = np.zeros((part.total, *rows.shape[1:]), np.float32)  # the other learners' rows of it are 0
-            whole[part.rows] = rows
-            arrays[f"value/last_{name}"] = self.group.sum(whole) if part.total else whole
-        return arrays, scalars
-
-    def load_state(self, arrays: Params, scalars: Mapping[str, float]) -> None:
-        """See Learner; each learner takes its rows of the batch to replay; if there were more learners, every nth."""
-        super().load_state(arrays, scalars)
-        n, owners = self.group.n_learners, arrays["value/last_owner"]
-        if owners.max(initial=0) >= n:
-            owners = np.arange(len(owners)) % n
-        self.last_part = part = Part(np.flatnonzero(owners == self.group.index), len(owners))
-        self.last = arrays["value/last_obs"][part.rows], arrays["value/last_ret"][part.rows]
 
 
 class Learners:
@@ -117,7 +78,7 @@ class Learners:
         """One update of each. Args and raises: as Policy.update and ValueFunction.fit. Returns: what both log."""
         n_rows, value = len(obs) if part is None else part.total, self.value
         threads = max(learner.n_threads(n_rows) for learner in (self.policy, value))
-        steps = value.hyper.vf_epochs * n_minibatches(value.hyper, n_rows + value.last_part.total)
+        steps = value.hyper.vf_epochs * n_minibatches(value.hyper, n_rows)
         if self._forked is None or threads > 1 or steps < STEPS_TO_FORK:
             return self.policy.update(obs, act, adv, part, logp) | value.fit(obs, ret, part)
         before, fitted = value.snapshot(), None
@@ -132,7 +93,6 @@ class Learners:
         if fitted is None:
             return log | value.fit(obs, ret, part)
         value.updates, value.net.steps = value.updates + 1, int(fitted[2])
-        value.keep(obs, ret, Part.whole(len(obs)))
         return log | {"ExplainedVar": float(fitted[0]), "LossV": float(fitted[1])}
 
     @property

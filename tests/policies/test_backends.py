@@ -46,7 +46,7 @@ def assert_same_log(ours, theirs, tolerance):
 @ALGOS
 @OTHERS
 def test_updates_agree(other, algo, spec):
-    """Both action spaces, every algorithm, an entropy bonus, TRPO's curvature on half of the rows, replay, a lag."""
+    """Both action spaces, every algorithm, an entropy bonus, TRPO's curvature on half of the rows, a lag."""
     ours, theirs = (Rank0(backend, spec, algo, **SETTINGS) for backend in ("numpy", other))
     start = ours.state()
     assert_same_bits([start, theirs.state()])

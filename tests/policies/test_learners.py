@@ -116,19 +116,6 @@ def test_value_function_fits(backend, algo):
     assert log["ExplainedVar"] > 0.9
 
 
-@BACKENDS
-def test_value_function_of_ppo_kl_replays_the_batch_before(backend):
-    states = []
-    for change in (0.0, 1.0):
-        rank0 = Rank0(backend, BOX, "ppo-kl")
-        rank0.learn(a_batch(BOX, 0))
-        rank0.value.last[1][...] += change
-        rank0.learn(a_batch(BOX, 1))
-        states.append(rank0.state()[0])
-    assert (states[0]["value/0/weight"] != states[1]["value/0/weight"]).any()
-    np.testing.assert_array_equal(states[0]["policy/0/weight"], states[1]["policy/0/weight"])
-
-
 def elsewhere(array):
     """The same numbers in memory that starts at 4 bytes past a cache line, every other row of it."""
     room = np.zeros(2 * array.nbytes + 128, np.uint8)
@@ -448,7 +435,7 @@ def test_the_fit_in_a_child_has_the_bits_of_one_after_the_other(monkeypatch):
     monkeypatch.setattr("policies.learners.STEPS_TO_FORK", 0)
     made = []
     for threads in (1, 2):  # with one thread there is no child
-        rank0 = Rank0("numpy", BOX, threads=threads, algo="ppo-kl")  # which replays the batch before
+        rank0 = Rank0("numpy", BOX, threads=threads, algo="ppo-kl")
         logs = [rank0.learn(a_batch(BOX, seed)) for seed in range(3)]
         forked = rank0.learners._forked
         assert forked is None if threads == 1 else forked._room.any()  # where the child leaves its numbers

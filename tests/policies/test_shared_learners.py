@@ -29,9 +29,8 @@ def check_group(backend, spec, algo, weights, n_updates, **settings):
     ((arrays, scalars),) = alone.state()
     assert scalars == pytest.approx(states[0][1])
     assert arrays.keys() == states[0][0].keys()
-    for key in arrays.keys() - {"value/last_owner"}:  # which learner had a row
-        array = arrays[key]
-        change = array - (0.0 if "last" in key else start[key])
+    for key, array in arrays.items():
+        change = array - start[key]
         tolerance = 2e-3 * np.abs(change).max(initial=0.0) + 1e-7
         np.testing.assert_allclose(states[0][0][key], array, atol=tolerance, rtol=0, err_msg=key)
     return group, states
@@ -110,7 +109,7 @@ def test_minibatches_may_have_fewer_rows_than_there_are_learners(backend, algo):
 
 @TORCH_TOO
 @pytest.mark.parametrize("n_learners", [1, 2, 3])
-def test_replay_goes_on_with_any_number_of_learners(backend, n_learners):
+def test_any_number_of_learners_goes_on(backend, n_learners):
     first, second = a_batch(BOX, 0), a_batch(BOX, 1)
     alone = Group(backend, BOX, algo="ppo-kl")
     alone.learn(first)
@@ -122,20 +121,10 @@ def test_replay_goes_on_with_any_number_of_learners(backend, n_learners):
     parts = split(np.full(n_learners, 1.0 / n_learners), 1) if n_learners > 1 else (None,)
     assert group.learn(second, parts)[0] == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert_same_bits(group.state())
-    fewer = Group(backend, BOX, max(1, n_learners - 1), algo="ppo-kl")
-    fewer.load_state(group.state()[0])
-    states = fewer.state() + group.state()
-    for arrays, _ in states:
-        del arrays["value/last_owner"]  # which is another one
-    assert_same_bits(states)
 
 
 def test_parts():
-    part = Part(np.array([1, 2, 4]), 5)
-    assert len(part) == 3
-    both = part.followed_by(Part(np.array([0, 2]), 3))
-    np.testing.assert_array_equal(both.rows, [1, 2, 4, 5, 7])
-    assert both.total == 8
+    assert len(Part(np.array([1, 2, 4]), 5)) == 3
     np.testing.assert_array_equal(Part.whole(3).rows, [0, 1, 2])
 
 
