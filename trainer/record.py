@@ -18,6 +18,7 @@ import numpy as np
 
 from mpi_util_spinup.files import read
 from policies.actor import Spec
+from trainer.advice import Standstill
 from trainer.config import OF_ENV, Config
 from trainer.display import PHASES, Display, clock, counted
 from trainer.exports import Exports, require_packages
@@ -50,6 +51,7 @@ class Record:
         self.hook = Hook(config, self.folder.path, resumed.get("hook", {})) if config.hook else None
         self.display = Display(config)
         self.display.say(resumed.get("damaged", ""))
+        self.standstill = Standstill(config)
 
     def begin(self, rows: int) -> None:
         """Prepares the files for rows, once the logger keeps other runs out. Args: rows: to keep of earlier starts."""
@@ -57,8 +59,9 @@ class Record:
         self._exports = Exports(self.config, self.folder.path, rows)
         with contextlib.suppress(Exception):  # of a file that was changed
             for line in self._exports.kept:
-                row = json.loads(line)
-                self.display.before(row | {name: math.nan for name in row if row[name] is None})
+                row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
+                self.display.before(row)
+                self.standstill.after(row)  # which may have been said by the earlier start
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
         """Prints what runs, where its results are, and how it ends; or that it has ended before, after `steps`."""
@@ -98,6 +101,7 @@ class Record:
         """Shows a new row of progress.txt, and keeps it for a checkpoint."""
         self.row = row
         self.display.row(row)
+        self.display.say(self.standstill.after(row))
         self._exports.row(row)
 
     def times(self, n_steps: int, seconds: dict[str, float], busy_s: float) -> dict[str, float]:
