@@ -23,7 +23,7 @@ class Standstill:
         total, self._solved = config.total_steps, math.inf
         self._least = max(FLAT_SHARE * total, FLAT_STEPS) if total else FLAT_STEPS_ENDLESS
         with contextlib.suppress(gym.error.Error, ImportError):  # it may have no entry
-            self._solved = gym.spec(config.env).reward_threshold or math.inf
+            self._solved = gym.spec(config.env.rpartition(":")[2]).reward_threshold or math.inf
         self._steps, self._rets = list[float](), list[float]()  # of rows in which an episode has ended
 
     def after(self, row: Mapping[str, float]) -> str:

@@ -38,8 +38,8 @@ INSTEAD = {  # options that replace others, of a preset or a file
     "batch_size": ("batch_steps", "num_envs"), "batch_steps": ("batch_size",), "minibatch_rows": ("minibatches",),
     "minibatches": ("minibatch_rows",), "name": ("run_dir",), "run_dir": ("name",),
 }  # fmt: skip
-# what config.json has besides settings; and settings that say where a run was
-NO_SETTINGS, PLACE = {"versions", "commands"}, {"name", "run_dir", "resume", "hosts", "hostfile", "log_dir"}
+NO_SETTINGS = {"versions", "commands", "vf_replay"}  # what config.json has besides settings, or had in older versions
+PLACE = {"name", "run_dir", "resume", "hosts", "hostfile", "log_dir"}  # settings that say where a run was
 MODULES = ("env", "env_command", "env_wrappers", "network", "hook")  # settings that may name some
 
 
@@ -174,6 +174,7 @@ def _read(path: Path) -> Config:
         if not isinstance(saved.get("commands", []), list):
             raise ValueError("commands must be a list of strings")
         defaults = {name: option.default for name, option in options.items()} | DEFAULTS.get(str(saved.get("algo")), {})
+        defaults["std_fall"] = 0.0  # a run that is older than this setting goes on as it began
         config = Config(**{name: saved.get(name, default) for name, default in defaults.items()})
         unset: dict[str, Any] = {name: defaults[name] for name in config.unused if getattr(config, name) is None}
         return replace(config, **unset).check()

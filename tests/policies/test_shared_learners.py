@@ -120,7 +120,9 @@ def test_any_number_of_learners_goes_on(backend, n_learners):
     assert_same_bits([*group.state(), saved])
     parts = split(np.full(n_learners, 1.0 / n_learners), 1) if n_learners > 1 else (None,)
     assert group.learn(second, parts)[0] == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    assert_same_bits(group.state())
+    fewer = Group(backend, BOX, max(1, n_learners - 1), algo="ppo-kl")
+    fewer.load_state(group.state()[0])
+    assert_same_bits(fewer.state() + group.state())
 
 
 def test_parts():
