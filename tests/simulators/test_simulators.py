@@ -67,7 +67,7 @@ def test_a_worker_has_several_of_them_under_wrappers(coupling):
         ("first raise", 1, "worker {} (phase simulator, simulator step 2): uncaught exception"),
         ("fault exit", 1, "RuntimeError: the environment has called sys.exit"),
         ("fault kill", 137, "was killed by signal 9"),
-        ("late stop", 1, "environment of worker {} is not done with step 2 after 2 s"),
+        ("late stop", 1, "environment of worker {} is not done with step 2 after 5 s"),
         ("late gil 0", 1, "coupled.py"),
         ("wrong stop", 1, "environment of worker {} is not done with stop after 1 s"),
     ],
@@ -99,8 +99,8 @@ def test_an_error_of_a_member_alone_can_be_caught(coupling):
         ("fault raise", "has ended with status 1, in step 2"),
         ("fault kill", "has ended"),
         ("fault leave", "in step 2"),
-        ("late stop", "was not done after 2 s, and was ended, in step 2"),
-        ("late spin", "was not done after 2 s, and was ended, in step 2"),
+        ("late stop", "was not done after 5 s, and was ended, in step 2"),
+        ("late spin", "was not done after 5 s, and was ended, in step 2"),
     ],
 )
 def test_a_command_that_fails_is_ended_and_can_be_started_again(act, report, inner):

@@ -25,7 +25,9 @@ from trainer.run_folder import RunFolder, load
 
 WALK = "tests.envs:Walk-v0"
 BRIEF = ["--epochs", 1, "--vf_epochs", 1]
-SEGMENTS = ["--batch_steps", 240, "--num_envs", 6, "--lr_schedule", "constant", *BRIEF]
+SEGMENTS = ["--batch_steps", 240, "--num_envs", 6, *BRIEF]
+END = ["--total_steps", 240 * 24]
+OPEN = ["--lr_schedule", "constant", "--std_fall", 0]  # nothing depends on the end
 EPISODES = ["-b", 6, *BRIEF]
 TRIALS = ["--eval_every", 700, "--eval_episodes", 2]
 
@@ -50,14 +52,14 @@ def start(*arguments, mpi):
 @pytest.mark.parametrize(
     ("env", "mpi", "more"),
     [
-        (WALK, "mpich", ()), ("Hopper-v4", "mpich", ()), ("CartPole-v1", "openmpi", ()),
-        (WALK, "mpich", ["--overlap", "--rew_scale", "returns"]),
+        (WALK, "mpich", OPEN), ("Hopper-v4", "mpich", OPEN), ("CartPole-v1", "openmpi", OPEN),
+        ("Hopper-v4", "mpich", END), (WALK, "mpich", [*OPEN, "--overlap", "--rew_scale", "returns"]),
     ],
     indirect=["mpi"],
 )  # fmt: skip
 def test_segments_that_were_killed_go_on_to_the_same_bits(tmp_path, env, mpi, more):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(env, *SEGMENTS, *more, "--total_steps", 240 * 24, "--run_dir", whole)
+    train(env, *SEGMENTS, *more, *END, "--run_dir", whole)
     lengths, done = [], 0
     ways = [([env, *SEGMENTS, *more, "--run_dir", parts], 2, signal.SIGTERM), (["--resume", parts], 3, signal.SIGINT)]
     ways.append((["--resume", parts], 4, signal.SIGKILL))
@@ -71,7 +73,7 @@ def test_segments_that_were_killed_go_on_to_the_same_bits(tmp_path, env, mpi, mo
         done = int(saved["iteration"][0])
         lengths += saved["episodes/at"][:, 1].tolist()
     assert 3 <= done < 24 and sum(n > 0 for n in lengths) > 9  # most episodes were under way
-    train("--resume", parts, "--total_steps", 240 * 24, "--nprocs", 1)
+    train("--resume", parts, *END, "--nprocs", 1)
     expected, found = results(whole), results(parts)
     assert all(a == b for a, b in zip(expected, found)), [k for k in expected[2] if expected[2][k] != found[2].get(k)]
 
