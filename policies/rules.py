@@ -44,7 +44,7 @@ class Policy(Learner):
         raise NotImplementedError
 
     def adapt(self, kl: float) -> None:
-        """Called after a successful update: sets what is adaptive. Args: kl: mean KL(old || new) of it, nats."""
+        """Called after a successful update: sets what is adaptive. Args: kl: mean KL(old || new) of `improve`, nats."""
 
     def update(self, obs: Array, act: Array, adv: Array, part: Part | None = None, logp: Array | None = None) -> Log:
         """One update on one batch.
@@ -66,12 +66,16 @@ class Policy(Learner):
         with self.updating(part.total) as log:
             batch = self.batch(obs, act, adv, part, logp)
             end, of_rule = self.improve(batch, stream(self.hyper.seed, POLICY_STREAM, self.updates))
+            kl = end.kl  # the rule adapts to its own steps, not to the bounds
             if self.log_std_range:
                 log_std = self.net.by_name(vector := self.net.vector())["policy/log_std"]
-                np.clip(log_std, *self.log_std_range, out=log_std)
-                self.net.set_vector(vector)
+                bounded = np.clip(log_std, *self.log_std_range)
+                if (bounded != log_std).any():
+                    log_std[...] = bounded
+                    self.net.set_vector(vector)
+                    end = self.compare(batch)  # what is logged is of the policy that acts next
             log |= {"KL": end.kl, "Entropy": end.entropy, "LossPi": end.loss} | of_rule
-        self.adapt(log["KL"])
+        self.adapt(kl)
         return log
 
     def batch(self, obs: Array, act: Array, adv: Array, part: Part, logp: Array | None = None) -> Rows:

@@ -333,11 +333,13 @@ def test_step_sizes_are_scaled(backend):
 
 @BACKENDS
 def test_deviations_have_bounds(backend):
-    for least, most in ((-0.502, 0.0), (-9.0, -0.5), (-9.0, 0.0)):
+    for least, most in ((-0.502, 0.0), (-9.0, -1.5), (-9.0, 0.0)):
         rank0, free = (Rank0(backend, BOX, number=i) for i in range(2))
         rank0.policy.log_std_range = np.full(3, least, np.float32), np.float32(most)
         for one in (rank0, free):
-            one.learn(a_batch(BOX, 0))
+            one.learn(batch := a_batch(BOX, 0))
+            assert one.log["Entropy"] == pytest.approx(entropy(one.actor, batch[0]).mean(), abs=1e-5)
+        assert (rank0.log["KL"] > 2 * free.log["KL"]) == (most == -1.5)
         (mine, _), (others, _) = rank0.state(), free.state()
         for name in others:
             expected = np.clip(others[name], least, most) if name == "policy/log_std" else others[name]
