@@ -23,7 +23,8 @@ class Standstill:
         total, self._solved = config.total_steps, math.inf
         self._least = max(FLAT_SHARE * total, FLAT_STEPS) if total else FLAT_STEPS_ENDLESS
         with contextlib.suppress(gym.error.Error, ImportError):  # it may have no entry
-            self._solved = gym.spec(config.env.rpartition(":")[2]).reward_threshold or math.inf
+            if (threshold := gym.spec(config.env.rpartition(":")[2]).reward_threshold) is not None:
+                self._solved = threshold
         self._steps, self._rets = list[float](), list[float]()  # of rows in which an episode has ended
 
     def after(self, row: Mapping[str, float]) -> str:
@@ -39,5 +40,6 @@ class Standstill:
         if now > first + SOLVED * (self._solved - first) or now > before + GROWTH * abs(before - first):
             return ""
         self._least = math.inf  # it is said once
-        what = f"the return has been flat for {steps / 2:,.0f} steps: {now:,.1f}, before that {before:,.1f}; try "
-        return what + "another --seed, --gamma 0.999 if rewards come late, --ent_coef 0.01 if it tries too little"
+        what = f"the return has not risen for {steps / 2:,.0f} steps: {now:,.1f}, before that {before:,.1f}; "
+        what += "if more is possible, try another --seed, --gamma 0.999 if rewards come late, "
+        return what + "--ent_coef 0.01 if it tries too little"
