@@ -39,6 +39,7 @@ INSTEAD = {  # options that replace others, of a preset or a file
     "minibatches": ("minibatch_rows",), "name": ("run_dir",), "run_dir": ("name",),
 }  # fmt: skip
 NO_SETTINGS = {"versions", "commands", "vf_replay"}  # what config.json has besides settings, or had in older versions
+OLDER = {"std_fall": 0.0}  # settings of runs that are older than these
 PLACE = {"name", "run_dir", "resume", "hosts", "hostfile", "log_dir"}  # settings that say where a run was
 MODULES = ("env", "env_command", "env_wrappers", "network", "hook")  # settings that may name some
 
@@ -174,8 +175,7 @@ def _read(path: Path) -> Config:
         if not isinstance(saved.get("commands", []), list):
             raise ValueError("commands must be a list of strings")
         defaults = {name: option.default for name, option in options.items()} | DEFAULTS.get(str(saved.get("algo")), {})
-        defaults["std_fall"] = 0.0  # a run that is older than this setting goes on as it began
-        config = Config(**{name: saved.get(name, default) for name, default in defaults.items()})
+        config = Config(**{name: saved.get(name, default) for name, default in (defaults | OLDER).items()})
         unset: dict[str, Any] = {name: defaults[name] for name in config.unused if getattr(config, name) is None}
         return replace(config, **unset).check()
     except OSError as error:
@@ -222,7 +222,9 @@ def _of_file(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"--config {path} is neither TOML (as FILE.toml) nor JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"--config {path}: it is not an object of settings by name")
-    return {name: found[name] for name in found if name not in PLACE} if "commands" in found else found
+    if "commands" not in found:
+        return found
+    return OLDER | {name: found[name] for name in found if name not in PLACE}  # of a run
 
 
 def _as_words(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -475,6 +475,16 @@ def test_a_run_of_an_older_version_goes_on_as_it_began(tmp_path):
     assert parse(["--resume", str(tmp_path)]).std_fall == 0.0
 
 
+def test_a_run_of_an_older_version_is_repeated_as_it_was(tmp_path):
+    for std_fall in ({}, {"std_fall": 1.5}):
+        settings = Config.of(env="Hopper-v4", framework="numpy").effective | {"vf_replay": False, "commands": ["a"]}
+        del settings["std_fall"]
+        (tmp_path / "config.json").write_text(json.dumps(settings | std_fall))
+        again = ["--config", str(tmp_path / "config.json"), "--seed", "1"]
+        assert parse(again).std_fall == std_fall.get("std_fall", 0.0)
+        assert parse([*again, "--std_fall", "2"]).std_fall == 2.0
+
+
 @pytest.mark.slow
 def test_nothing_is_overwritten(alone, tmp_path):
     folder = tmp_path / "run"
