@@ -19,6 +19,7 @@ ALLOWED: dict[str, Callable[[float], bool]] = {  # ranges of settings
     "1 or more": lambda x: x >= 1,
     "above 0": lambda x: x > 0,
     "between 0 and 1": lambda x: 0 <= x <= 1,
+    "between 0 and 10": lambda x: 0 <= x <= 10,
     "between -10 and 10": lambda x: -10 <= x <= 10,
 }
 KINDS = {int: "a whole number", float: "a finite number", str: "a string", bool: "true or false"}

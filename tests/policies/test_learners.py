@@ -373,6 +373,7 @@ def test_the_command_line_reaches_the_learners(algo, own):
         ("--kl_targ=0", "--kl_targ is 0.0; it must be above 0"),
         ("--vf_lr=0", "--vf_lr is 0.0; it must be above 0"),
         ("--max_grad_norm=nan", "--max_grad_norm is nan; it must be above 0"),
+        ("--std_fall=1e30", "--std_fall is 1e+30; it must be between 0 and 10"),
         ("--cg_iters=0", "--cg_iters is 0; it must be 1 or more"),
         ("--cg_damping=-1", "--cg_damping is -1.0; it must be 0 or more"),
         ("--minibatch_rows=0", "--minibatch_rows is 0; it must be 1 or more"),
