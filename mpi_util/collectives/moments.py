@@ -127,17 +127,13 @@ def _last(rms: Any) -> Moments | None:
         return None
     now, last = _state(rms), Moments(*vars(rms)[_MERGED])
     longer = now.n > last.n and now.mean.shape == last.mean.shape
-    goes_on = (_added(now, last).m2 >= -_ROUNDING * (1 + now.m2)).all() if longer else _same(now, last)
-    return last if goes_on else None
-
-
-def _same(a: Moments, b: Moments) -> bool:
-    return a.n == b.n and np.array_equal(a.mean, b.mean) and np.array_equal(a.m2, b.m2)
+    same = all(map(np.array_equal, now, last))
+    return last if same or (longer and (_added(now, last).m2 >= -_ROUNDING * (1 + now.m2)).all()) else None
 
 
 def _merge_one(pool: States) -> Moments | None:
     """The states of one place merged. None: there is only one, or all start from the same state."""
-    if len(pool) == 1 or all(before is None and _same(now, pool[0][1]) for _, now, before in pool):
+    if len(pool) == 1 or all(not before and all(map(np.array_equal, now, pool[0][1])) for _, now, before in pool):
         return None
     pool = sorted(pool, key=lambda one: one[0])  # those with the same numbers stay in the order of ranks
     total = max((before for _, _, before in pool if before), key=lambda base: base.n, default=Moments(0.0, 0.0, 0.0))

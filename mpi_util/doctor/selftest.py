@@ -1,7 +1,6 @@
 """Two ranks gather and broadcast 62 MB, and check it. Runs in ranks that `python -m mpi_util doctor` starts."""
 
 import json
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,8 @@ def run() -> None:
     batch = rank0_accum_batches(mine)
     right = all_sum(int(np.array_equal(weights["w"], whole) and (rank() > 0 or np.array_equal(batch["x"], whole))))
     if rank() == 0:
-        found: dict[str, Any] = dict(bytes=whole.nbytes, ranks=size, right=int(right) == size)
-        found["sharing"] = channel.machine.count(0)  # ranks that share memory
+        sharing = channel.machine.count(0)  # ranks that share memory
+        found = {"bytes": whole.nbytes, "ranks": size, "right": int(right) == size, "sharing": sharing}
         print(json.dumps(found), flush=True)
 
 
