@@ -1,7 +1,7 @@
 """Makes the moving picture of README.md: some seconds of what a run has learned, small enough for a page.
 
     python train.py HalfCheetah-v4 --nprocs auto --total_steps 3e5 --name first
-    python docs/film.py runs/HalfCheetah-v4/first-s0 docs/first.gif
+    python -m docs.film runs/HalfCheetah-v4/first-s0 docs/first.gif
 
 It plays the policy in one process, in NumPy, and draws with what `train.py --watch` draws with.
 """

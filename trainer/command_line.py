@@ -74,15 +74,9 @@ def parse(arguments: list[str] | None = None) -> Config:
     parser.add_argument("--version", action="version", version=f"mpi_util {mpi_util.__version__}")
     other = parser.add_argument_group("instead, or besides")
     other.add_argument("--watch", metavar="RUN_DIR", help="play what a run has learned; --watch RUN_DIR --help")
-    other.add_argument(
-        "--seeds", metavar="0-4", help="one run after the other, of each seed; NAME: --name, or the --algo"
-    )
+    other.add_argument("--seeds", metavar="0-4", help="a run of each seed, in turn, named by --name, or else by --algo")
     other.add_argument("--trust", action="store_true", help="import the modules that the settings of RUN_DIR name")
-    other.add_argument(
-        "--config",
-        metavar="FILE",
-        help="settings by name, TOML or JSON, such as a run's config.json; options win over it",
-    )
+    other.add_argument("--config", metavar="FILE", help="settings, TOML or JSON, as a run's config.json; options win")
     other.add_argument("--preset", metavar="NAME", help="atari: the settings for its games")
     try:
         words, auto = plain(sys.argv[1:] if arguments is None else arguments)
@@ -222,9 +216,7 @@ def _of_file(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"--config {path} is neither TOML (as FILE.toml) nor JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"--config {path}: it is not an object of settings by name")
-    if "commands" not in found:
-        return found
-    return OLDER | {name: found[name] for name in found if name not in PLACE}  # of a run
+    return OLDER | {name: found[name] for name in found if name not in PLACE} if "commands" in found else found
 
 
 def _as_words(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

@@ -84,11 +84,8 @@ class Display:
             self.say("".join(f" {head:>{width}}" for _, head, width, _ in self.columns))
         self.rows += 1
         row = row | recent if math.isnan(row["AverageEpRet"]) else row
-        cells = (
-            ("" if name in EVALUATED[0] and math.isnan(row[name]) else format(row[name], form), width)
-            for name, _, width, form in self.columns
-        )
-        self.say("".join(f" {cell:>{width}}" for cell, width in cells))
+        cells = ("-" if math.isnan(row[name]) else format(row[name], form) for name, _, _, form in self.columns)
+        self.say("".join(f" {cell:>{width}}" for cell, (_, _, width, _) in zip(cells, self.columns)))
 
     def _draw(self) -> None:
         if self.panel and time.monotonic() - self.panel.drawn > BETWEEN_S:
