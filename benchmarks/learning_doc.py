@@ -103,9 +103,11 @@ def missing(found: dict[str, Any], key: str) -> str:
 
 
 def section(key: str, found: dict[str, Any]) -> str:
-    """Settings, table, seeds and picture of a group."""
+    """Settings, table, seeds and picture of a group; "": no run is complete."""
     group = GROUPS[key]
     ran = {env: sample for env in group.published if (sample := found["samples"][f"{key}/{env}"])["seeds"]}
+    if not ran:
+        return ""
     task = Task(key, "ENV" if len(group.published) > 1 else next(iter(group.published)), group.steps)
     text = (
         f"### {group.title}\n\n`{key}`, seeds {FIRST_SEED} to {FIRST_SEED + group.seeds - 1}:\n\n"
@@ -113,8 +115,6 @@ def section(key: str, found: dict[str, Any]) -> str:
     )
     for name, (options, why) in group.added.items():
         text += f"{name} has `{options}` too: {why}.\n\n"
-    if not ran:
-        return text + "Not run.\n\n"
     text += (
         "| | published | reached | sampled actions | last tenth: mean (seeds) | IQM [95 %] | seeds | hours |\n"
         "|---|---|---|---|---|---|---|---|\n"
@@ -183,15 +183,16 @@ def front(found: dict[str, Any]) -> str:
     for name in ON_THE_FRONT_PAGE:
         sample = found["samples"][name]
         if is_complete(name, sample["seeds"]):
-            peak, figure = number(sample["evaluation"]["peak"]), sample["published"][0][0]
-            text.append(f"**{peak}** on {name.partition('/')[2]} ({figure:g})")
+            peaks = (number(sample[kind]["peak"]) for kind in ("evaluation", "training"))
+            text.append(f"**{' / '.join(peaks)}** on {name.partition('/')[2]} ({sample['published'][0][0]:g})")
     if not text:
         return ""
-    what = f"With its default settings and a million steps `train.py` reaches a return of {', '.join(text)}"
-    what += "; in brackets the best published one of an on-policy algorithm"
-    where = (
-        "([docs/learning.md](docs/learning.md): nine environments, five seeds each, and where the default falls short)"
+    what = (
+        "With its default settings and a million steps `train.py` reaches, with deterministic / sampled actions, at the"
     )
+    what += f" highest point of the mean curve of five seeds, a return of {', '.join(text)}"
+    what += "; in brackets the best published one of an on-policy algorithm"
+    where = "([docs/learning.md](docs/learning.md): nine environments, and where the default falls short)"
     return "\n" + textwrap.fill(f"{what} {where}.", 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
 
 
