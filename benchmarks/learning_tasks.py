@@ -88,7 +88,6 @@ ADDED = {
     "HalfCheetah-v4": ("--log_std -1", "chosen for it on seed 0"),
     "Swimmer-v4": ("--gamma 0.999", "what a stroke brings comes late; chosen on seed 1"),
 }
-OLDER = {env: ("--std_fall 0", "its runs are older than the default of 2.5") for env in BEST_1M_V5}
 ADDED_TRPO = ADDED | {"Hopper-v4": ("--rew_scale returns", "without it it learns to stand; chosen on seed 1")}
 
 GROUPS = {
@@ -117,7 +116,7 @@ GROUPS = {
     ),
     "PPO-default-1M-v5": Group(
         "The first table in the environments' version 5, beside the figures of version 4", 1, M, 3, DEFAULTS,
-        BEST_1M_V5, OLDER,
+        BEST_1M_V5, {},
     ),
     "PPO-default-overlap-1M": Group(
         "The first table with --overlap", 2, M, 5, f"{DEFAULTS} --overlap".strip(), BEST_1M | A2C_HUMANOID, {},
