@@ -148,11 +148,6 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     return x
 
 
-def contents(model: Any) -> dict[str, bytes]:
-    """By name, digests of what a broadcast of the model's weights carries."""
-    return {slot.name: tree.digest(slot.copy().tobytes()) for slot in slots((opened(model) or [model])[0])}
-
-
 class Models(Generic[T]):
     """What a rank sends or gets: its model, with a copier for each choice of weights.
 

@@ -20,12 +20,12 @@ from ..arrays import tree
 from ..arrays.adapters import copied, is_array
 from ..errors import BatchError, UsageError, rank_mismatch, whole_number
 from ..ranks import failure
-from ..ranks.console import print0_once, print_once
+from ..ranks.console import print0_once
 from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
 from ..ranks.state import state
 from .agreement import Before
-from .bcast import Models, contents, send
+from .bcast import Models, send
 from .channel import Channel, channel_of
 from .deal import deal_on, share_of
 from .gather import to_rank0
@@ -205,7 +205,8 @@ class _Loop:
 
     mean = 0.0  # rows of an episode in the iteration before; 0: there was none
     version = -1  # of the weights with which the iteration before began; -1: there was none
-    _kept_for: Any = None, None  # seed, number of environments, code of `play`; `play`, kept alive: the code has ids
+    _kept_for: Any = None  # seed, number of environments, play
+    _play: Any = None
 
     def __init__(self, call: str, comm: Comm, phase: str):
         self.call, self.channel, self.phase = call, channel_of(comm), phase
@@ -223,8 +224,8 @@ class _Loop:
         self.kind, self.n = given[0], whole_number(f"{self.call}: {given[0]}", n[given[0]], 1)
         if self.kind == "envs":
             wanted = seed, self.n, _code_of(play)
-            self.kept = self.kept if wanted == self._kept_for[0] else {}
-            self._kept_for = wanted, play
+            self.kept = self.kept if wanted == self._kept_for else {}
+            self._kept_for, self._play = wanted, play  # the last kept alive: `_code_of` has ids
 
     def goes_on(self, wish: bool = True) -> bool:
         """Collective: rank 0's wish, on every rank."""
@@ -275,8 +276,6 @@ class _Iteration:
             so = "the other ranks play with the weights that they had then"
             print0_once(f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: {so}")
         loop.version = channel.version
-        looks = loop.weights is not None and channel.rank == 1 and self.number < 2  # whether rollouts change them
-        self._sent = contents(loop.weights) if looks else {}
         self._following = self._following if is_root else next(self._numbers, None)
         self._put_back = keep_random_states(seed_of(*loop.stream_key, self.number))
 
@@ -325,9 +324,6 @@ class _Iteration:
     def _finish(self) -> None:
         """Collective: the rows come to rank 0."""
         loop, channel = self.loop, self.loop.channel
-        if self._sent and (changed := contents(loop.weights).items() - self._sent.items()):
-            fix = "rank 0's value replaces it: return what it is made from as rows, and change it on rank 0"
-            print_once(f"mpi_util: {loop.call}: a rollout changes '{min(changed)[0]}' of weights=; {fix}")
         what = f"{loop.kind}={loop.n}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"
 
         def decide(of_ranks: list[tuple[str, list[tuple[int, int]]]]) -> list[tuple[int, Collected]]:

@@ -224,39 +224,6 @@ def test_what_stays_behind_is_said_once(tmp_path):
     assert done.err.count("no weights= and no rank0_bcast_wts") == 1 and done.err.count("\n") == 2
 
 
-NORMALIZER = """
-class Normalizer:
-    def __init__(self):
-        self.n, self.mean, self.scratch = 0, np.zeros(2), [None]
-    def update(self, obs):
-        self.n += len(obs)
-        self.mean = self.mean + obs.mean(axis=0)
-norm, policy = Normalizer(), {"w": np.zeros(2)}
-def play(rng):
-    obs = rng.normal(size=(3, 2))
-    norm.scratch[0] = obs.sum()
-    time.sleep(0.05)  # for each rank to get a rollout
-    CHANGE
-    return {"obs": obs}
-for i in range(4):
-    batch = mpi_util.collect(play, episodes=12, weights=[policy, norm], seed=1)
-    if batch is not None:
-        policy["w"] += 1
-        norm.update(batch["obs"])
-"""
-
-
-@pytest.mark.parametrize("change", ["norm.update(obs)", "policy['w'] += 1", "pass"])
-def test_a_rollout_that_changes_the_weights_is_told(change, tmp_path, mpi):
-    path = tmp_path / "program.py"
-    path.write_text(HEAD + NORMALIZER.replace("CHANGE", change))
-    done = run([sys.executable, path, 3], 60, mpi_environment(mpi))
-    names = {"norm.update(obs)": "1/mean", "policy['w'] += 1": "0/w"}
-    told = done.err.splitlines()
-    assert done.status == 0 and len(told) == (change in names), done.err
-    assert all(f"collect: a rollout changes '{names[change]}' of weights=; rank 0's value" in line for line in told)
-
-
 WRONG = {
     "without-gather": ("if rollout.number == 1: continue\n", "UsageError: rollouts: the body of the loop has ended"),
     "twice": ("rollout.gather({'a': 1})\n", "UsageError: Rollout.gather: called a second time"),
