@@ -115,7 +115,7 @@ GROUPS = {
         ADDED_TRPO,
     ),
     "PPO-default-1M-v5": Group(
-        "The first table in the environments' version 5, beside the figures of version 4", 1, M, 3, DEFAULTS,
+        "The first table in the environments' version 5, beside the figures of version 4", 1, M, 5, DEFAULTS,
         BEST_1M_V5, {},
     ),
     "PPO-default-overlap-1M": Group(
