@@ -70,7 +70,7 @@ class Config(Hyper):
         FREE, "evaluate in a further process, beside training, which continues; TestIteration says which policy", False
     )
     num_episodes: int | None = setting(FREE, "stop after N episodes", short="-n")
-    total_steps: int | None = setting(FREE, "stop after N environment steps, until which the learning rates fall")
+    total_steps: int | None = setting(FREE, "stop after N environment steps")
     framework: str = setting(
         FREE, "what computes the updates; auto: numpy on the CPU, else torch", choices=("auto", "numpy", "torch", "tf")
     )

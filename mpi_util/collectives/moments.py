@@ -133,7 +133,7 @@ def _last(rms: Any) -> Moments | None:
 
 def _merge_one(pool: States) -> Moments | None:
     """The states of one place merged. None: there is only one, or all start from the same state."""
-    if len(pool) == 1 or all(not before and all(map(np.array_equal, now, pool[0][1])) for _, now, before in pool):
+    if len(pool) == 1 or all(before is None and all(map(np.array_equal, now, pool[0][1])) for _, now, before in pool):
         return None
     pool = sorted(pool, key=lambda one: one[0])  # those with the same numbers stay in the order of ranks
     total = max((before for _, _, before in pool if before), key=lambda base: base.n, default=Moments(0.0, 0.0, 0.0))

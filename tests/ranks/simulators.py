@@ -191,7 +191,7 @@ ACTS |= {
     "forks": forks,
     "hosts": hosts,
     "wrong": wrong,
-    "late": lambda: fault(sys.argv[5], *map(int, sys.argv[6:]), timeout=5.0),
+    "late": lambda: fault(sys.argv[5], *map(int, sys.argv[6:]), timeout=5.0),  # which the start must keep too
     "fault": lambda: fault(*sys.argv[5:6]),
 }
 ACTS |= {"first": lambda: fault(sys.argv[5], 0), "everywhere": lambda: fault(sys.argv[5], None)}
