@@ -211,6 +211,7 @@ def test_ranks_that_collect_something_else_are_told(call, tmp_path, mpi):
     assert done.status and "collect: all ranks must collect the same" in done.err and not done.out
 
 
+@pytest.mark.slow
 def test_what_stays_behind_is_said_once(tmp_path):
     pytest.importorskip("torch")
     path = tmp_path / "program.py"

@@ -104,6 +104,7 @@ for call in calls:
 
 @pytest.mark.torch
 @pytest.mark.skipif(CORES == 1, reason="needs two cores")
+@pytest.mark.slow_unless(n=2)
 @pytest.mark.parametrize("n", [1, 2])
 def test_after_a_call_rank_0_has_as_many_threads_at_any_size(tmp_path, n):
     """Or the update below it would have other bits."""
@@ -165,6 +166,7 @@ print(rank, *threads)
 
 
 @pytest.mark.torch
+@pytest.mark.slow_unless(n=1)
 @pytest.mark.parametrize(("n", "given", "of_team", "of_all"), [(1, None, 8, 8), (4, None, 6, 8), (4, 3, 3, 3)])
 def test_on_another_communicator_rank_0_has_the_cores_of_its_ranks(tmp_path, n, given, of_team, of_all):
     """Ranks 0, 1, 2 of 4: a number that does not depend on what the fourth one does meanwhile."""

@@ -84,6 +84,7 @@ for i in range(3):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_torch_module_has_rank_0s_mode_on_all_ranks(tmp_path):
     (tmp_path / "program.py").write_text(MODE)
     alone, together = (run([sys.executable, tmp_path / "program.py", n], 120) for n in (1, 3))
@@ -92,6 +93,7 @@ def test_a_torch_module_has_rank_0s_mode_on_all_ranks(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_an_attribute_of_a_torch_module_that_differs_is_named_once(tmp_path):
     (tmp_path / "program.py").write_text(TORCH)
     change = "net.epsilon = 0.25; net.var = torch.ones(3); net.rows[500:] = 1; net.drop.p = 0.1"

@@ -60,6 +60,7 @@ def test_a_worker_has_several_of_them_under_wrappers(coupling):
     assert play(2, 2, coupling, "vector").out.count("(2, 12) [True, True]\n") == (1 if coupling == "team" else 2)
 
 
+@pytest.mark.slow_if(act=["first raise", "late gil 0", "wrong stop"])
 @pytest.mark.parametrize(
     ("act", "status", "report"),
     [
@@ -217,6 +218,7 @@ def test_a_world_that_is_no_multiple_is_one_line_under_mpiexec():
     assert done.status and done.err.count("cannot be shared by environments") == 1, done.err
 
 
+@pytest.mark.slow
 def test_train_py_has_the_same_bits_with_a_command_that_hangs(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import os, sys\n"

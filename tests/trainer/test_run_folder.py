@@ -157,6 +157,7 @@ def test_without_a_key_that_is_the_users_alone_nothing_is_her_own(own, tmp_path,
         parse(["--resume", "run"])
 
 
+@pytest.mark.slow
 def test_an_old_folder_that_names_no_module_needs_no_trust(plain, tmp_path, monkeypatch):
     folder = copied(plain, tmp_path / "run")
     assert not (folder / "signature").exists()  # which is of folders that name modules

@@ -180,7 +180,7 @@ def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
     assert capsys.readouterr().out == "stopped: 3 iterations, 4,000 steps in 0:00; the last save failed\n"
 
 
-@pytest.mark.slow_unless(n=3, signum=[signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow_unless(n=3, signum=[signal.SIGINT])
 @pytest.mark.left_out(mpi="openmpi", signum=signal.SIGHUP)
 @pytest.mark.left_out(n=1, signum=signal.SIGINT)
 @pytest.mark.parametrize("signum, status", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -89,8 +89,7 @@ def test_episodes_that_cannot_be_replayed_are_reported(tmp_path):
     assert [row.get("EnvRestarts") for row in rows(folder)] == ["", "0"]
 
 
-@pytest.mark.slow_unless(n=1, way=[EPISODES])
-@pytest.mark.slow_unless(n=3, way=[SEGMENTS])
+@pytest.mark.slow_unless(n=1, way=[EPISODES, SEGMENTS])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("way", [EPISODES, SEGMENTS], ids=["episodes", "segments"])
 def test_an_environment_that_fails_is_made_again(tmp_path, way, n):

@@ -345,7 +345,7 @@ BAD_NETWORKS = {
 
 
 @pytest.mark.torch
-@pytest.mark.slow_unless(case="no function")
+@pytest.mark.slow_unless(case="no colon")
 @pytest.mark.parametrize("case", BAD_NETWORKS)
 def test_a_network_that_cannot_be_used_gets_one_line(tmp_path, case):
     name, line = BAD_NETWORKS[case]

@@ -182,6 +182,7 @@ def test_wherever_a_save_is_cut_off_a_checkpoint_is_there(tmp_path, monkeypatch,
     assert saved(tmp_path, [4], keep=3)[0] == 4
 
 
+@pytest.mark.slow
 def test_of_a_damaged_checkpoint_the_one_before_is_used(tmp_path, undisturbed):
     folder = tmp_path / "run"
     train(*EVALUATED[:2], 24, *EVALUATED[3:], "--save_every", 0, "--keep", 3, "--run_dir", folder)
