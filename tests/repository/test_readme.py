@@ -77,7 +77,7 @@ def test_the_readme_adds_few_lines_and_names_the_calls_that_they_are_made_of():
     assert len(calls) == 4 and {line.strip() for line in calls[:3]} < {line.strip() for line in STEPS.splitlines()}
 
 
-@pytest.mark.slow_unless(n=10)
+@pytest.mark.slow_unless(n=5)
 @pytest.mark.parametrize(
     ("mpi", "n"), [("mpich", 2), ("mpich", 3), ("mpich", 5), ("mpich", 10), ("openmpi", 4)], indirect=["mpi"]
 )

@@ -35,6 +35,7 @@ def play(n, k, coupling, *act, mpi="mpich", inner="mpich", status=0, **more):
     return done
 
 
+@pytest.mark.slow_if(n_workers=2)
 @pytest.mark.parametrize("n_workers", [1, 2, 3])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_a_team_plays_the_same_bits_for_any_number_of_workers_and_ranks(mpi, n_workers, k):
