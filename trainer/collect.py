@@ -77,7 +77,8 @@ class EpisodeCollector:
 class SegmentCollector:
     """Collects a segment of fixed length from each environment; the next one continues where it ended.
 
-    Episode j of environment e has the key (e, j). An environment stays on one rank until the run is resumed.
+    Episode j of environment e has the key (e, j). An environment stays on one rank until the run is resumed. Episode 0
+    is cut at (e + 1) / num_envs of its limit, and not reported: or all would begin at once, each batch be of one phase.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SegmentCollector:
         """Collective. Args: runners: this rank's, by environment. saved: what `state` gave rank 0; {}: a new run."""
         self.config, self.control, self.actor, self.runners, self.stop = config, control, actor, runners, stop
         self.n_steps = self.config.batch_steps // self.config.num_envs
+        self.limit = next((r.env.spec.max_episode_steps for r in runners.values() if r.env.spec), None) or 0
         first = self.n_steps * self.control.iteration  # a checkpoint without episodes had used at most these numbers
         self.episodes = {e: Episode.unpack(saved, e) if saved else Episode((e, first)) for e in self.runners}
         lost = [e for e, episode in self.episodes.items() if episode.length and not self._started(e)]
@@ -113,8 +115,8 @@ class SegmentCollector:
             together(segments, self.actor, self.stop.__bool__, self._during)
         else:
             all(alone(segment, self.actor, self.stop.__bool__) for segment in segments.values())
-        for batch in list(collected.values())[:1]:  # rank 0 has none with --overlap
-            batch["work"][:, 0] += time.perf_counter() - began
+        if collected:  # rank 0 has none with --overlap
+            next(iter(collected.values()))["work"][:, 0] += time.perf_counter() - began
         return collected
 
     def _segment(self, e: int, collected: Collected) -> Steps:
@@ -123,13 +125,15 @@ class SegmentCollector:
         while left:
             if runner.episode is not self.episodes[e]:  # not earlier, so that the time counts as rollout
                 self._started(e)
+            length = self.episodes[e].length
+            cut = self.limit * (e + 1) // self.config.num_envs * (self.episodes[e].key[-1] == 0)
             with self._during(e):  # which `together` says again, as it steps others in between
-                batch, ended = yield from runner.steps(left)
+                batch, ended = yield from runner.steps(min(left, cut - length) if length < cut else left)
             if batch is not None:
                 left -= len(batch["adv"])
                 collected[e * (self.n_steps + 1) + part] = batch
                 part += 1
-            self.episodes[e] = runner.episode.next if ended else runner.episode
+            self.episodes[e] = runner.episode.next if ended or 0 < cut == runner.episode.length else runner.episode
         return True
 
     def state(self) -> dict[str, np.ndarray]:
@@ -160,13 +164,11 @@ class Evaluator(EpisodeCollector):
         if not self.control.evaluate:
             return {}
         self.runner.actor.refresh()
-        keys = episodes_of(self.runner)
-        batches = self.run(keys)
+        batches = self.run(keys := episodes_of(self.runner))
         results = mpi_util.rank0_accum_batches([*batches.values()], index=list(batches))
-        if mpi_util.rank:
-            return {}
-        self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)
-        return {} if self.control.evaluate else results
+        if mpi_util.rank == 0:
+            self.control.evaluate = len(results.get("ep_ret", ())) < len(keys)
+        return {} if mpi_util.rank or self.control.evaluate else results
 
 
 class Pooled(NamedTuple):

@@ -214,6 +214,17 @@ def test_with_overlap_a_row_counts_the_episodes_that_it_shows(tmp_path):
         assert (row["Episodes"] > before["Episodes"]) == (not np.isnan(row["AverageEpRet"])), row
 
 
+def test_episodes_of_one_length_do_not_all_begin_at_once(tmp_path):
+    way = ["Pendulum-v1", "--batch_steps", 80, "--num_envs", 4, "--lr_schedule", "constant", "--std_fall", 0]
+    whole, folder = run(tmp_path / "whole", *way, "--total_steps", 1600), tmp_path / "parts"
+    run(folder, *way, "--total_steps", 240, "--nprocs", 3)  # 60 steps of each: the first one's episode was cut at 50
+    train("--resume", folder, "--total_steps", 1600)
+    assert ((folder / "policy.safetensors").read_bytes(), rows(folder)) == whole
+    ends = [200, 250, 300, 350, 400]  # of episodes of 200 steps; those that are cut are not shown
+    assert [int(row["Episodes"]) for row in whole[1]] == [sum(end <= 20 * i for end in ends) for i in range(1, 21)]
+    assert {row["EpLen"] for row in whole[1]} == {"nan", "200.0"}
+
+
 BAD = {
     "no such framework": (["--framework", "jax"], "jax"),
     "a lag with rows that never meet": (["--parallel", "average", "--overlap", "--nprocs", 2], "--overlap collects"),
