@@ -78,7 +78,7 @@ class SegmentCollector:
     """Collects a segment of fixed length from each environment; the next one continues where it ended.
 
     Episode j of environment e has the key (e, j). An environment stays on one rank until the run is resumed. Episode 0
-    is cut at (e + 1) / num_envs of its limit, and not reported: or all would begin at once, each batch be of one phase.
+    is cut at (e + 1) / num_envs of its limit, not reported: those of one length would begin together to the run's end.
     """
 
     def __init__(
