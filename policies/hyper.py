@@ -9,7 +9,7 @@ from typing import Any
 DEFAULTS: dict[str, dict[str, Any]] = {  # of the learners, and of train.py
     # Schulman et al. 2017 (arXiv:1707.06347), with a stop by KL; chosen on nine environments (docs/learning.md)
     "ppo": {
-        "vf_lr": 3e-4, "kl_targ": 0.05, "minibatch_rows": 128, "lam": None,
+        "vf_lr": 3e-4, "kl_targ": 0.05, "minibatch_rows": 128, "gamma": None, "lam": None,
         "rew_scale": "returns", "log_std": None, "batch_steps": 2000, "std_fall": 2.5,
     },
     # github.com/pat-coady/trpo; lr is 9e-4 / sqrt(width of the middle layer) there, and vf_lr 1e-2 / sqrt(width)

@@ -15,9 +15,7 @@ from policies.learner import VALUE_STREAM, Learner, State, n_minibatches, shuffl
 from policies.rules import RULES, Policy
 
 VAR_FLOOR = 1e-12  # constant targets have no variance to explain
-# Least optimizer steps of a fit that is made in a child: to fork, and to copy the pages that either changes, takes as
-# long as some 100 steps of 125 rows.
-STEPS_TO_FORK = 200
+STEPS_TO_FORK = 200  # least steps of a fit in a child: to fork, and to copy pages, takes as long as 100 of 125 rows
 
 
 class ValueFunction(Learner):

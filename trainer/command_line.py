@@ -31,7 +31,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "atari": {
         "algo": "ppo", "total_steps": 10_000_000, "batch_steps": 1024, "num_envs": 8, "env_wrappers": "atari",
         "network": "cnn", "minibatches": 4, "epochs": 4, "vf_epochs": 4, "clip": 0.1, "ent_coef": 0.01, "kl_targ": 0,
-        "lr": 2.5e-4, "vf_lr": 2.5e-4, "lr_schedule": "constant", "lam": 0.95,
+        "lr": 2.5e-4, "vf_lr": 2.5e-4, "lr_schedule": "constant", "gamma": 0.99, "lam": 0.95,
     },
 }  # fmt: skip
 INSTEAD = {  # options that replace others, of a preset or a file

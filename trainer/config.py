@@ -30,8 +30,7 @@ def kind_of(option: Field[Any]) -> Any:
     return (get_args(option.type) or [option.type])[0]
 
 
-# what mpi_fork is given
-LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir", "ranks_per_env")
+LAUNCH = ("threads", "max_restarts", "hosts", "hostfile", "tag_output", "log_dir", "ranks_per_env")  # for mpi_fork
 OF_ENV = ("env", "env_kwargs", "env_wrappers", "env_command", "ranks_per_env")  # what makes an environment again
 ATARI, FREE, BATCH, NETS = "atari", "the run: these may change on --resume", "the batch", "the networks"
 
@@ -57,9 +56,7 @@ class Config(Hyper):
     resume: str | None = setting(RUN, "folder of an earlier run to continue with its settings", metavar="RUN_DIR")
     eval_every: int | None = setting(RUN, "evaluate the policy deterministically every N steps")
     eval_episodes: int = setting(RUN, "episodes per evaluation, all processes together", 10)
-    threads: int = setting(
-        RUN, "threads of the update, all processes together; results depend on it, not on the cores", 2
-    )
+    threads: int = setting(RUN, "threads of the update, all processes together; results depend on it, not on cores", 2)
 
     nprocs: int = setting(FREE, "number of processes; the result does not depend on it (but: --parallel)", 1)
     hosts: str | None = setting(FREE, "hosts that ssh reaches, as h1:4,h2:4: 4 processes on each", metavar="LIST")
@@ -93,9 +90,8 @@ class Config(Hyper):
     tensorboard: bool = setting(FREE, "write TensorBoard's event files too (pip install tensorboardX)", False)
     wandb: bool = setting(FREE, "log to Weights & Biases too (pip install wandb)", False)
     hook: str = setting(
-        FREE, "MODULE:FUNCTION, called as function(run, row) each iteration: may end the run, add columns, change lr",
-        "", metavar="NAME",
-    )  # fmt: skip
+        FREE, "MODULE:FUNCTION called as function(run, row): adds columns, changes lr, ends the run", "", metavar="NAME"
+    )
     render: bool = setting(FREE, "show the environment of rank 0 in a window", False)
 
     batch_size: int = setting(
@@ -109,11 +105,12 @@ class Config(Hyper):
     )  # fmt: skip
     overlap: bool = setting(BATCH, "collect while rank 0 updates, with weights that lag one update", False)
 
-    gamma: float = setting(ALGO, "discount per step", 0.99, "between 0 and 1", "-g")
+    gamma: float | None = setting(
+        ALGO, "discount per step; ppo: 0.99, and 0.995 while no episode has terminated", 0.99, "between 0 and 1", "-g"
+    )
     lam: float | None = setting(
-        ALGO, "lambda of the generalised advantage estimate; ppo: 0.95, and down to 0.8 for actions of more than 4 "
-        "components", 0.95, "between 0 and 1", "-l",
-    )  # fmt: skip
+        ALGO, "lambda of GAE; ppo: 0.95, down to 0.8 for more than 4 action components", 0.95, "between 0 and 1", "-l"
+    )
     lr_schedule: str = setting(
         ALGO, "step sizes: linear to 0 at --total_steps, or constant", choices=("linear", "constant")
     )
@@ -122,9 +119,8 @@ class Config(Hyper):
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")
     network: str = setting(
-        NETS, "cnn: for images; MODULE:FUNCTION makes any others; in torch, which every process then loads", "",
-        metavar="NAME",
-    )  # fmt: skip
+        NETS, "cnn: for images; MODULE:FUNCTION makes any others; in torch, which all load", "", metavar="NAME"
+    )
     log_std: float | None = setting(
         NETS, "initial log standard deviation of the actions; 0: half an action's range; ppo: -1, and 0 for actions of "
         "one component", INIT_LOG_STD, "between -10 and 10",
@@ -243,4 +239,4 @@ class Config(Hyper):
     @property
     def first_rew_scale(self) -> float:
         """Initial factor of the rewards. Coady's: returns then are of the size of one reward."""
-        return 1.0 - self.gamma if self.gamma < 0.999 else 1.0
+        return 0.01 if self.gamma is None else 1.0 - self.gamma if self.gamma < 0.999 else 1.0

@@ -29,8 +29,7 @@ from trainer.control import BadData, Control
 from trainer.environment import action_map, make_env
 
 ENV_STREAM, NOISE_STREAM, EVAL_STREAM = 1, 2, 3
-FIRST_ROWS = 256
-NOISE_ROWS = 32
+FIRST_ROWS, NOISE_ROWS = 256, 32
 STOP_S = 1e-3  # between two questions whether to stop, or one step
 ATTEMPTS = 3  # of an episode whose environment fails, in a row
 MOST_REPLAYED = 100_000  # steps; of a longer episode no actions are kept, so that endless ones do not fill the memory
@@ -98,8 +97,8 @@ class Runner:
 
     A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or int64
     (T,), as the actor drew them; adv and ret (TD(lambda) returns) float32 (T,), in scaled rewards; ep_ret float64 and
-    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 2): seconds, which the caller adds, and
-    how often the environment was made again.
+    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 3): seconds, which the caller adds, how
+    often the environment was made again, and whether the episode terminated.
     """
 
     episode: Episode | None = None  # which was started last, up to the end of the last run
@@ -230,7 +229,7 @@ class Runner:
         act, rew_all = np.array(acts, np.int64 if self.discrete else np.float32), np.array(rews)
         self._require_finite(obs[: t - first + 1], act, rew_all, first=first)
         batch = self._to_learn_from(act, rew_all, terminated) if self.training else {}
-        return batch | self._results(obs[t - first], act, rew_all, ended), ended
+        return batch | self._results(obs[t - first], act, rew_all, ended, terminated), ended
 
     def _to_learn_from(self, act: np.ndarray, rew: np.ndarray, terminated: bool) -> dict[str, Any]:
         """What an update needs of the last steps."""
@@ -238,7 +237,8 @@ class Runner:
         self.scaler.scale(self._obs[t], self._scaled[t])
         val = self.actor.value(self._scaled[: t + 1])
         last_val = 0.0 if terminated else float(val[t])
-        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, self.config.gamma, self._lam)
+        gamma = self.control.gamma if self.config.gamma is None else self.config.gamma
+        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, gamma, self._lam)
         self._require_finite((), (), (), adv)
         ret = adv + val[:t]  # TD(lambda) returns: less noisy targets than Monte Carlo returns
         batch = {"obs": self._obs[:t].copy(), "act": act, "adv": adv, "ret": ret}
@@ -246,13 +246,13 @@ class Runner:
             batch["logp"] = self.actor.logp(self._scaled[:t], act)
         return batch
 
-    def _results(self, obs: np.ndarray, act: np.ndarray, rew: np.ndarray, ended: bool) -> dict[str, Any]:
+    def _results(self, obs: Any, act: np.ndarray, rew: np.ndarray, ended: bool, terminated: bool) -> dict[str, Any]:
         """Adds steps to the episode. Args: obs: after them, which becomes the first one of the next batch."""
         self.episode, self.failures = self.episode.after(obs, act, rew), 0
         results = {
             "ep_ret": np.array([self.episode.ret] if ended else [], np.float64),
             "ep_len": np.array([self.episode.length] if ended else [], np.int64),
-            "work": np.array([[0.0, self.restarts]]),
+            "work": np.array([[0.0, self.restarts, terminated]]),
         }
         self.restarts = 0
         self._obs[0] = obs
@@ -340,5 +340,5 @@ def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
         "obs": np.empty((0, spec.obs_dim), spec.obs_dtype),
         "act": np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32),
         "adv": none, "ret": none,
-        "ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 2)),
+        "ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 3)),
     }  # fmt: skip

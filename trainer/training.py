@@ -93,6 +93,7 @@ class Training:
             raise BadData(f"iteration {control.iteration + 1}: {error}") from None
         control.iteration += 1
         control.steps += part.total
+        control.terminated += int(data.work[2])
         if every := self.config.eval_every:
             due = control.steps // every > (control.steps - part.total) // every
             control.evaluate = due or control.stop == LAST
@@ -127,6 +128,10 @@ class Training:
     def _load_checkpoint(self, path: Path) -> dict[str, Any]:
         """Restores the last checkpoint that is not damaged; returns what Record has kept in it."""
         arrays, notes, damaged, file = load_checkpoint(path)
+        for name in [name for name in arrays if name.endswith("iteration")]:  # an older version had a fixed gamma
+            arrays.setdefault(name.replace("iteration", "terminated"), np.zeros(1, np.int64))
+        if "ready/work" in arrays and arrays["ready/work"].shape[1:] == (2,):  # likewise
+            arrays["ready/work"] = np.pad(arrays["ready/work"], ((0, 0), (0, 1)))
         if Spec.from_dict(notes.get("spec", {})) != self.spec:
             raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
         scalars = notes.setdefault("scalars", {})

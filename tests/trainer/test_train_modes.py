@@ -15,7 +15,7 @@ from trainer.command_line import parse
 from trainer.config import Config
 from trainer.environment import make_env
 from trainer.record import Record
-from trainer.run_folder import load
+from trainer.run_folder import CHECKPOINT, RunFolder, checkpoints, load
 
 HOPPER = Spec(11, 3, False, (64, 64), (64, 64))
 SHORT = ["Hopper-v4", "--total_steps", 800, "--batch_steps", 400, "--num_envs", 8]
@@ -225,6 +225,40 @@ def test_episodes_of_one_length_do_not_all_begin_at_once(tmp_path):
     assert {row["EpLen"] for row in whole[1]} == {"nan", "200.0"}
 
 
+def test_gamma_is_higher_while_no_episode_terminates(tmp_path):
+    way = ["--batch_steps", 80, "--num_envs", 4, "--lr_schedule", "constant", "--std_fall", 0, "--total_steps"]
+    whole, folder = run(tmp_path / "whole", "Pendulum-v1", *way, 320), tmp_path / "parts"
+    run(folder, "Pendulum-v1", *way, 160, "--nprocs", 3)
+    train("--resume", folder, "--total_steps", 320)
+    assert ((folder / "policy.safetensors").read_bytes(), rows(folder)) == whole
+    given = {
+        gamma: run(tmp_path / str(gamma), "Pendulum-v1", *way, 160, "--gamma", gamma)[1] for gamma in (0.99, 0.995)
+    }
+    first, second = ([rows[i]["LossV"] for rows in (whole[1], *given.values())] for i in (0, 1))
+    assert first[0] == first[1] != first[2]  # nothing is known yet
+    assert len({*second}) == 3
+    ends = run(tmp_path / "ends", "CartPole-v1", *way, 320)
+    assert ends == run(tmp_path / "given", "CartPole-v1", *way, 320, "--gamma", 0.99)
+    assert load(tmp_path / "ends" / CHECKPOINT)[0]["terminated"] == int(ends[1][-1]["Episodes"]) > 0
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_version_continues(tmp_path):
+    way = ["--overlap", "--eval_every", 400, "--eval_async", "--gamma", 0.99, "--save_every", 0, "--keep", 9]
+    whole, folder = run(tmp_path / "run", *SHORT[:2], 1600, *SHORT[3:], *way), tmp_path / "run"
+    for path in checkpoints(folder):
+        arrays, notes = load(path)
+        path.unlink()
+        if "ready/work" in arrays:
+            found = arrays, notes
+    older = {name: array for name, array in found[0].items() if "terminated" not in name}
+    older["ready/work"] = older["ready/work"][:, :2]
+    RunFolder(folder, new=True).save(CHECKPOINT, older, found[1])
+    train("--resume", folder)
+    assert (folder / "policy.safetensors").read_bytes() == whole[0]
+    assert load(folder / CHECKPOINT)[1]["scalars"]["policy/updates"] == len(rows(folder)) == 4
+
+
 BAD = {
     "no such framework": (["--framework", "jax"], "jax"),
     "a lag with rows that never meet": (["--parallel", "average", "--overlap", "--nprocs", 2], "--overlap collects"),
@@ -312,9 +346,10 @@ def test_what_is_not_refused_has_a_value_in_config_json(arguments):
     config = parse(["Hopper-v4", *arguments.split()]).fitted(HOPPER)
     unlimited = {"num_episodes", "total_steps", "run_dir", "resume", "batch_steps", "eval_every", "watchdog"}
     unlimited |= {"hosts", "hostfile", "log_dir", "name", "video_every", "ranks_per_env", "env_command"}
+    unlimited |= {"gamma"}  # of ppo: it follows what episodes do
     without = {name for name, value in config.effective.items() if value is None}
     assert without - unlimited == set(config.unused) - unlimited and "lr" in config.effective
-    again = Config(**{key: value for key, value in config.effective.items() if value is not None})
+    again = Config(**{key: value for key, value in config.effective.items() if value is not None or key == "gamma"})
     assert {**vars(again), **dict.fromkeys(config.unused)} == {**vars(config), **dict.fromkeys(config.unused)}
 
 
