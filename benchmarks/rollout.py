@@ -87,7 +87,7 @@ class Rollout(Stepping):
         scaler = Scaler(spec.obs_dim)
         actor = Actor(spec, init_params(spec, np.random.default_rng(0)))
         actor.refresh()
-        run = Run(config, False, mpi_util.StopRequest(), envs, spec, actor, scaler, Control(rew_scale=1.0))
+        run = Run(config, False, mpi_util.StopRequest(), envs, spec, actor, scaler, Control(1.0))
         self.collector = run.collector()
 
     def collect(self) -> int:

@@ -106,7 +106,7 @@ class Config(Hyper):
     overlap: bool = setting(BATCH, "collect while rank 0 updates, with weights that lag one update", False)
 
     gamma: float | None = setting(
-        ALGO, "discount per step; ppo: 0.99, and 0.995 while no episode has terminated", 0.99, "between 0 and 1", "-g"
+        ALGO, "discount per step; ppo: 0.99, and 0.997 while no episode has terminated", 0.99, "between 0 and 1", "-g"
     )
     lam: float | None = setting(
         ALGO, "lambda of GAE; ppo: 0.95, down to 0.8 for more than 4 action components", 0.95, "between 0 and 1", "-l"
@@ -235,8 +235,3 @@ class Config(Hyper):
         if not isinstance(arguments, dict):
             raise ValueError(f"--env_kwargs {self.env_kwargs!r} is not a JSON object, such as '{{\"gravity\": -9.8}}'")
         return arguments
-
-    @property
-    def first_rew_scale(self) -> float:
-        """Initial factor of the rewards. Coady's: returns then are of the size of one reward."""
-        return 0.01 if self.gamma is None else 1.0 - self.gamma if self.gamma < 0.999 else 1.0

@@ -6,6 +6,7 @@ import numpy as np
 
 # values of Control.stop: the run ends after this iteration; it ends now, without this iteration; no more is collected
 STOP, DROPPED, LAST = 1, 2, 3
+FAR, NEAR = 0.997, 0.99  # discounts where none is given: while no episode has terminated, and from then on
 
 
 class BadData(Exception):
@@ -26,18 +27,17 @@ class Control:
     iteration = _integer("iteration")  # updates so far
     episodes = _integer("episodes")  # collected so far, by all ranks
     steps = _integer("steps")  # of the environments that the updates have learned from
-    terminated = _integer("terminated")  # of the episodes that the updates have learned from
 
-    def __init__(self, rew_scale: float):
-        self.rew_scale = np.array([rew_scale])  # float64 (1,), the factor of the rewards
-        names = "stop", "evaluate", "save", "iteration", "episodes", "steps", "terminated"  # int64 (1,)
+    def __init__(self, gamma: float | None = None):
+        """Args: gamma: None: it follows the episodes."""
+        first = FAR if gamma is None else gamma
+        self.gamma = np.array([first])  # float64 (1,), the discount
+        # float64 (1,), the factor of the rewards; Coady's at first: returns then are of the size of one reward
+        self.rew_scale = np.array([1.0 - first if first < 0.999 else 1.0])
+        names = "stop", "evaluate", "save", "iteration", "episodes", "steps"  # int64 (1,)
         # what is broadcast and saved, overwritten in place
-        self.arrays = {name: np.zeros(1, np.int64) for name in names} | {"rew_scale": self.rew_scale}
-
-    @property
-    def gamma(self) -> float:
-        """The discount where none is given. A far horizon makes mere survival pay: it teaches Hopper to stand."""
-        return 0.995 if self.iteration and not self.terminated else 0.99
+        self.arrays = {name: np.zeros(1, np.int64) for name in names}
+        self.arrays |= {"rew_scale": self.rew_scale, "gamma": self.gamma}
 
     @property
     def ended(self) -> bool:

@@ -99,7 +99,7 @@ class Beside:
 def _evaluate(pipe: Connection, config: Config, spec: Spec) -> None:
     """The process beside training: returns a result, or an error and then no more, for each policy that it is sent."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    scaler, control = scaler_for(spec), Control(config.first_rew_scale)
+    scaler, control = scaler_for(spec), Control()
     try:
         env = make_env(config, quiet=True)
         actor = networks(spec).Actor(spec, networks(spec).init_params(spec, np.random.default_rng()))

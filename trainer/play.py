@@ -85,7 +85,7 @@ class SavedPolicy:
         of_env = env.observation_space.shape, *action_map(env.action_space)[:2]
         if of_env != ((self.spec.obs_dim,), self.spec.act_dim, self.spec.discrete):
             raise ValueError(f"{self.path}: its weights belong to other networks or another environment")
-        return Runner(env, self.actor, self.scaler, self.config(seed), Control(1.0), False, not stochastic)
+        return Runner(env, self.actor, self.scaler, self.config(seed), Control(), False, not stochastic)
 
     def act(self, obs: Any, stochastic: bool = False) -> Any:
         """The environment's action for one of its observations, or for one of `make_env`'s, which are flat.

@@ -237,8 +237,7 @@ class Runner:
         self.scaler.scale(self._obs[t], self._scaled[t])
         val = self.actor.value(self._scaled[: t + 1])
         last_val = 0.0 if terminated else float(val[t])
-        gamma = self.control.gamma if self.config.gamma is None else self.config.gamma
-        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, gamma, self._lam)
+        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, float(self.control.gamma[0]), self._lam)
         self._require_finite((), (), (), adv)
         ret = adv + val[:t]  # TD(lambda) returns: less noisy targets than Monte Carlo returns
         batch = {"obs": self._obs[:t].copy(), "act": act, "adv": adv, "ret": ret}

@@ -216,7 +216,7 @@ def set_up(config: Config) -> Run:
     config = replace(config.fitted(spec), env=versioned(config.env))
     rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=(PARAMS_STREAM,)))
     actor = all_or_none(lambda: networks(spec).Actor(spec, networks(spec).init_params(spec, rng, config.log_std)))
-    run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.first_rew_scale))
+    run = Run(config, average, stop, envs, spec, actor, scaler_for(spec), Control(config.gamma))
     resumed = config.resume if mpi_util.rank == 0 else None
     # before any rank reads the checkpoint: a run that is just ending may still write it
     lock = all_or_none(lambda: lock_folder(from_start(resumed)) if resumed else None)

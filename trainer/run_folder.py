@@ -32,7 +32,7 @@ NO_CHECKSUM = b"0" * 64
 SIGNATURE = "signature"  # a file; below, config is trainer.config.Config, which imports this module
 MOST = 2**48  # of anything that is counted
 NOT_NEGATIVE = re.compile(
-    r"((asked|ready)/)?(iteration|episodes|steps|terminated|stop|evaluate|save|rew_scale|ep_len|(scaler|returns)/(?!mean|run_mean)\w+)"
+    r"((asked|ready)/)?(iteration|episodes|steps|gamma|stop|evaluate|save|rew_scale|ep_len|(scaler|returns)/(?!mean|run_mean)\w+)"
     r"|(policy|value)/(adam/v|adam/steps|updates)|episodes/at|time"
 )
 _HERE = Path.cwd()  # where the program begins; an environment may go to another folder

@@ -20,7 +20,7 @@ from policies.mlp import aligned
 from policies.scaler import Scaler, scaler_for
 from trainer.collect import NOTHING, RESULT, Pooled
 from trainer.config import Config
-from trainer.control import LAST, STOP, BadData, Control
+from trainer.control import LAST, NEAR, STOP, BadData, Control
 from trainer.display import COLUMNS
 from trainer.rollout import Episode, empty_batch
 from trainer.run_folder import from_start, load_checkpoint, require_fitting
@@ -39,7 +39,7 @@ class Training:
         self.episodes: dict[str, np.ndarray] = {}  # of the resumed checkpoint, for SegmentCollector
         self.asked: dict[str, np.ndarray] = {}  # as of trainer.evaluator.Beside, which changes it; on rank 0
         self.scaler, self.returns = scaler_for(spec), Scaler(1, "returns")
-        self.control = Control(config.first_rew_scale)
+        self.control = Control(config.gamma)
         # what is saved beside the learners, overwritten in place
         self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays
         self.ready = NOTHING  # the batch of the next update
@@ -93,7 +93,8 @@ class Training:
             raise BadData(f"iteration {control.iteration + 1}: {error}") from None
         control.iteration += 1
         control.steps += part.total
-        control.terminated += int(data.work[2])
+        if config.gamma is None and data.work[2]:  # where that is possible, a far horizon makes mere survival pay
+            control.gamma[:] = NEAR
         if every := self.config.eval_every:
             due = control.steps // every > (control.steps - part.total) // every
             control.evaluate = due or control.stop == LAST
@@ -129,7 +130,7 @@ class Training:
         """Restores the last checkpoint that is not damaged; returns what Record has kept in it."""
         arrays, notes, damaged, file = load_checkpoint(path)
         for name in [name for name in arrays if name.endswith("iteration")]:  # an older version had a fixed gamma
-            arrays.setdefault(name.replace("iteration", "terminated"), np.zeros(1, np.int64))
+            arrays.setdefault(name.replace("iteration", "gamma"), self.control.gamma.copy())
         if "ready/work" in arrays and arrays["ready/work"].shape[1:] == (2,):  # likewise
             arrays["ready/work"] = np.pad(arrays["ready/work"], ((0, 0), (0, 1)))
         if Spec.from_dict(notes.get("spec", {})) != self.spec:

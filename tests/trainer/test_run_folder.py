@@ -289,7 +289,7 @@ def test_what_a_run_has_saved_is_loaded(checkpoint):
 ARRAYS = """steps iteration episodes evaluate rew_scale policy/0/weight policy/adam/m value/adam/v
 scaler/run_m2 scaler/count returns/scale episodes/at episodes/ret episodes/act episodes/rew ready/obs
 ready/act ready/ep_len ready/work ready/seconds ready/logp asked/steps asked/policy/1/bias"""
-NEGATIVE = """steps iteration episodes evaluate rew_scale policy/adam/v value/adam/v scaler/count scaler/run_m2
+NEGATIVE = """steps iteration episodes evaluate rew_scale gamma policy/adam/v value/adam/v scaler/count scaler/run_m2
 returns/scale episodes/at episodes/act ready/act ready/ep_len asked/steps"""
 
 

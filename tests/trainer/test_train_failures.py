@@ -137,7 +137,7 @@ def a_runner(env: str, weight: float = 0.01, **settings) -> Runner:
     envs, spec = build_envs(config)
     params = init_params(spec, np.random.default_rng(0))
     params["policy/2/weight"].fill(weight)
-    return Runner(envs[0], Actor(spec, params), Scaler(spec.obs_dim), config, Control(1.0))
+    return Runner(envs[0], Actor(spec, params), Scaler(spec.obs_dim), config, Control())
 
 
 def fail(action):
