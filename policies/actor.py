@@ -155,7 +155,8 @@ class Actor:
     def refresh(self) -> None:
         """Recomputes what is derived from `params`; call it after a broadcast."""
         if not self.spec.discrete:
-            self._std = np.exp(self.params["policy/log_std"])
+            with np.errstate(over="ignore"):  # the first action that is not finite gets a line of its own
+                self._std = np.exp(self.params["policy/log_std"])
 
     def noise(self, rng: np.random.Generator, n: int) -> Array:
         """For `n` calls of `sample`: float32 (n, act_dim), standard normal; or float64 (n,), uniform on [0, 1)."""

@@ -137,7 +137,7 @@ def a_runner(env: str, weight: float = 0.01, **settings) -> Runner:
     envs, spec = build_envs(config)
     params = init_params(spec, np.random.default_rng(0))
     params["policy/2/weight"].fill(weight)
-    return Runner(envs[0], Actor(spec, params), Scaler(spec.obs_dim), config, Control())
+    return Runner(envs[0], Actor(spec, params), Scaler(spec.obs_dim), config, Control(1.0))
 
 
 def fail(action):
@@ -310,7 +310,8 @@ def test_an_update_that_diverges_ends_the_run_with_one_line(tmp_path, framework,
     arguments = [WALK, *SEGMENTS, option, 1e30, "--framework", framework, "--run_dir", folder]
     done = train(*arguments, status=1)
     lines = [line for line in done.err.splitlines() if line.startswith("train.py: ")]
-    assert len(lines) == 1 and lines[0].startswith("train.py: iteration 1: "), done.err
+    ends = "train.py: iteration 1: ", "train.py: episode "  # of the update, or of its first action
+    assert len(lines) == 1 and lines[0].startswith(ends), done.err
     assert int(load(folder / "checkpoint.safetensors")[0]["iteration"][0]) == 0
 
 
@@ -343,7 +344,7 @@ def test_the_seconds_of_a_segment_are_counted_once():
         runner.env.step = lambda action, step=step: (time.sleep(2e-3), step(action))[1]
     collector = SegmentCollector(runner.config, runner.control, runner.actor, runners, False, {})
     work = np.concatenate([batch["work"] for batch in collector.collect().values()])
-    seconds, restarts = work.sum(axis=0)
+    seconds, restarts, _ = work.sum(axis=0)
     assert 0.02 < seconds < 0.5 and restarts == 0
     assert work[1:].sum() == 0.0
 
