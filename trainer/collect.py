@@ -176,10 +176,10 @@ class Pooled(NamedTuple):
 
     batch: dict[str, np.ndarray] | None  # what it learns from; None: it only collects, or the run was stopped
     part: Part  # which rows of the whole batch these are
-    work: np.ndarray  # float64 (3,), as in Runner's batches, summed over all ranks; zeros without a batch
+    work: np.ndarray  # float64 (2,), as in Runner's batches, summed over all ranks; zeros without a batch
 
 
-NOTHING = Pooled(None, Part.whole(0), np.zeros(3))
+NOTHING = Pooled(None, Part.whole(0), np.zeros(2))
 
 
 def gather(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Pooled:

@@ -106,7 +106,11 @@ class Config(Hyper):
     overlap: bool = setting(BATCH, "collect while rank 0 updates, with weights that lag one update", False)
 
     gamma: float | None = setting(
-        ALGO, "discount per step; ppo: 0.99, and 0.997 while no episode has terminated", 0.99, "between 0 and 1", "-g"
+        ALGO,
+        "discount per step; ppo: 0.99, or 0.997 while no episode ends by step 333",
+        0.99,
+        "between 0 and 1",
+        "-g",
     )
     lam: float | None = setting(
         ALGO, "lambda of GAE; ppo: 0.95, down to 0.8 for more than 4 action components", 0.95, "between 0 and 1", "-l"

@@ -6,7 +6,8 @@ import numpy as np
 
 # values of Control.stop: the run ends after this iteration; it ends now, without this iteration; no more is collected
 STOP, DROPPED, LAST = 1, 2, 3
-FAR, NEAR = 0.997, 0.99  # discounts where none is given: while no episode has terminated, and from then on
+# discounts where none is given: at first, and after an episode that was shorter than the first one's horizon, in steps
+FAR, NEAR, HORIZON = 0.997, 0.99, 333
 
 
 class BadData(Exception):

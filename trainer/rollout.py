@@ -97,8 +97,8 @@ class Runner:
 
     A batch is a dict of arrays over T steps: obs float32 (T, obs_dim), unscaled; act float32 (T, act_dim) or int64
     (T,), as the actor drew them; adv and ret (TD(lambda) returns) float32 (T,), in scaled rewards; ep_ret float64 and
-    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 3): seconds, which the caller adds, how
-    often the environment was made again, and whether the episode terminated.
+    ep_len int64, (1,) if the episode ended in it, else (0,); work float64 (1, 2): seconds, which the caller adds, and
+    how often the environment was made again.
     """
 
     episode: Episode | None = None  # which was started last, up to the end of the last run
@@ -229,7 +229,7 @@ class Runner:
         act, rew_all = np.array(acts, np.int64 if self.discrete else np.float32), np.array(rews)
         self._require_finite(obs[: t - first + 1], act, rew_all, first=first)
         batch = self._to_learn_from(act, rew_all, terminated) if self.training else {}
-        return batch | self._results(obs[t - first], act, rew_all, ended, terminated), ended
+        return batch | self._results(obs[t - first], act, rew_all, ended), ended
 
     def _to_learn_from(self, act: np.ndarray, rew: np.ndarray, terminated: bool) -> dict[str, Any]:
         """What an update needs of the last steps."""
@@ -245,13 +245,13 @@ class Runner:
             batch["logp"] = self.actor.logp(self._scaled[:t], act)
         return batch
 
-    def _results(self, obs: Any, act: np.ndarray, rew: np.ndarray, ended: bool, terminated: bool) -> dict[str, Any]:
+    def _results(self, obs: np.ndarray, act: np.ndarray, rew: np.ndarray, ended: bool) -> dict[str, Any]:
         """Adds steps to the episode. Args: obs: after them, which becomes the first one of the next batch."""
         self.episode, self.failures = self.episode.after(obs, act, rew), 0
         results = {
             "ep_ret": np.array([self.episode.ret] if ended else [], np.float64),
             "ep_len": np.array([self.episode.length] if ended else [], np.int64),
-            "work": np.array([[0.0, self.restarts, terminated]]),
+            "work": np.array([[0.0, self.restarts]]),
         }
         self.restarts = 0
         self._obs[0] = obs
@@ -339,5 +339,5 @@ def empty_batch(spec: Spec) -> dict[str, np.ndarray]:
         "obs": np.empty((0, spec.obs_dim), spec.obs_dtype),
         "act": np.empty(0, np.int64) if spec.discrete else np.empty((0, spec.act_dim), np.float32),
         "adv": none, "ret": none,
-        "ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 3)),
+        "ep_ret": np.empty(0), "ep_len": np.empty(0, np.int64), "work": np.empty((0, 2)),
     }  # fmt: skip

@@ -20,7 +20,7 @@ from policies.mlp import aligned
 from policies.scaler import Scaler, scaler_for
 from trainer.collect import NOTHING, RESULT, Pooled
 from trainer.config import Config
-from trainer.control import LAST, NEAR, STOP, BadData, Control
+from trainer.control import HORIZON, LAST, NEAR, STOP, BadData, Control
 from trainer.display import COLUMNS
 from trainer.rollout import Episode, empty_batch
 from trainer.run_folder import from_start, load_checkpoint, require_fitting
@@ -93,7 +93,8 @@ class Training:
             raise BadData(f"iteration {control.iteration + 1}: {error}") from None
         control.iteration += 1
         control.steps += part.total
-        if config.gamma is None and data.work[2]:  # where that is possible, a far horizon makes mere survival pay
+        short = self.group.sum(np.array([np.count_nonzero(batch["ep_len"] < HORIZON)], float))[0]
+        if config.gamma is None and short:  # there a far horizon makes mere survival pay, or is beyond the end
             control.gamma[:] = NEAR
         if every := self.config.eval_every:
             due = control.steps // every > (control.steps - part.total) // every
@@ -131,8 +132,6 @@ class Training:
         arrays, notes, damaged, file = load_checkpoint(path)
         for name in [name for name in arrays if name.endswith("iteration")]:  # an older version had a fixed gamma
             arrays.setdefault(name.replace("iteration", "gamma"), self.control.gamma.copy())
-        if "ready/work" in arrays and arrays["ready/work"].shape[1:] == (2,):  # likewise
-            arrays["ready/work"] = np.pad(arrays["ready/work"], ((0, 0), (0, 1)))
         if Spec.from_dict(notes.get("spec", {})) != self.spec:
             raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
         scalars = notes.setdefault("scalars", {})

@@ -344,7 +344,7 @@ def test_the_seconds_of_a_segment_are_counted_once():
         runner.env.step = lambda action, step=step: (time.sleep(2e-3), step(action))[1]
     collector = SegmentCollector(runner.config, runner.control, runner.actor, runners, False, {})
     work = np.concatenate([batch["work"] for batch in collector.collect().values()])
-    seconds, restarts, _ = work.sum(axis=0)
+    seconds, restarts = work.sum(axis=0)
     assert 0.02 < seconds < 0.5 and restarts == 0
     assert work[1:].sum() == 0.0
 
