@@ -90,7 +90,7 @@ class Config(Hyper):
     tensorboard: bool = setting(FREE, "write TensorBoard's event files too (pip install tensorboardX)", False)
     wandb: bool = setting(FREE, "log to Weights & Biases too (pip install wandb)", False)
     hook: str = setting(
-        FREE, "MODULE:FUNCTION called as function(run, row): adds columns, changes lr, ends the run", "", metavar="NAME"
+        FREE, "MODULE:FUNCTION, given (run, row) each iteration: adds columns, sets lr, ends a run", "", metavar="NAME"
     )
     render: bool = setting(FREE, "show the environment of rank 0 in a window", False)
 
@@ -106,11 +106,7 @@ class Config(Hyper):
     overlap: bool = setting(BATCH, "collect while rank 0 updates, with weights that lag one update", False)
 
     gamma: float | None = setting(
-        ALGO,
-        "discount per step; ppo: 0.99, or 0.997 while no episode ends by step 333",
-        0.99,
-        "between 0 and 1",
-        "-g",
+        ALGO, "discount per step; ppo: 0.997 until an episode ends within 333 steps", 0.99, "between 0 and 1", "-g"
     )
     lam: float | None = setting(
         ALGO, "lambda of GAE; ppo: 0.95, down to 0.8 for more than 4 action components", 0.95, "between 0 and 1", "-l"
@@ -123,7 +119,7 @@ class Config(Hyper):
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")
     network: str = setting(
-        NETS, "cnn: for images; MODULE:FUNCTION makes any others; in torch, which all load", "", metavar="NAME"
+        NETS, "cnn: for images; MODULE:FUNCTION makes others; in torch, which all processes load", "", metavar="NAME"
     )
     log_std: float | None = setting(
         NETS, "initial log standard deviation of the actions; 0: half an action's range; ppo: -1, and 0 for actions of "

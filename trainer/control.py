@@ -6,8 +6,9 @@ import numpy as np
 
 # values of Control.stop: the run ends after this iteration; it ends now, without this iteration; no more is collected
 STOP, DROPPED, LAST = 1, 2, 3
-# discounts where none is given: at first, and after an episode that was shorter than the first one's horizon, in steps
-FAR, NEAR, HORIZON = 0.997, 0.99, 333
+# discounts where none is given: until an episode ends within HORIZON steps, that of the first one; and then
+FAR, NEAR = 0.997, 0.99
+HORIZON = round(1.0 / (1.0 - FAR))
 
 
 class BadData(Exception):

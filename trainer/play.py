@@ -1,7 +1,9 @@
 """Plays the policy of a run, in NumPy, whichever framework trained it: in a window, as a video, or for its returns.
 
-python train.py --watch runs/Hopper-v4/20260101-120000-s0
-python train.py --watch runs/Hopper-v4/20260101-120000-s0 --episodes 1 --video hopper.mp4
+    python train.py --watch runs/Hopper-v4/20260101-120000-s0
+    python train.py --watch runs/Hopper-v4/20260101-120000-s0 --episodes 1 --video hopper.mp4
+
+`load_policy` gives it to a program.
 """
 
 import argparse

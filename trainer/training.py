@@ -93,8 +93,8 @@ class Training:
             raise BadData(f"iteration {control.iteration + 1}: {error}") from None
         control.iteration += 1
         control.steps += part.total
-        short = self.group.sum(np.array([np.count_nonzero(batch["ep_len"] < HORIZON)], float))[0]
-        if config.gamma is None and short:  # there a far horizon makes mere survival pay, or is beyond the end
+        n_short = np.array([np.count_nonzero(batch["ep_len"] <= HORIZON)], float)
+        if config.gamma is None and self.group.sum(n_short)[0]:  # there a far horizon makes mere survival pay
             control.gamma[:] = NEAR
         if every := self.config.eval_every:
             due = control.steps // every > (control.steps - part.total) // every
