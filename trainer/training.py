@@ -96,6 +96,7 @@ class Training:
         n_short = np.array([np.count_nonzero(batch["ep_len"] <= HORIZON)], float)
         if config.gamma is None and self.group.sum(n_short)[0]:  # there a far horizon makes mere survival pay
             control.gamma[:] = NEAR
+        log["Gamma"] = float(control.gamma[0])
         if every := self.config.eval_every:
             due = control.steps // every > (control.steps - part.total) // every
             control.evaluate = due or control.stop == LAST
