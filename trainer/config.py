@@ -210,7 +210,8 @@ class Config(Hyper):
         """
         n = 1 if spec.discrete else spec.act_dim
         lam = 1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam
-        return replace(self, lam=lam, log_std=(0.0 if n == 1 else -1.0) if self.log_std is None else self.log_std)
+        log_std = (0.0 if n == 1 else -1.0) if self.log_std is None and not spec.discrete else self.log_std
+        return replace(self, lam=lam, log_std=log_std)
 
     @property
     def wrappers(self) -> list[str]:

@@ -38,8 +38,7 @@ class Control:
         self.rew_scale = np.array([1.0 - first if first < 0.999 else 1.0])
         names = "stop", "evaluate", "save", "iteration", "episodes", "steps"  # int64 (1,)
         # what is broadcast and saved, overwritten in place
-        self.arrays = {name: np.zeros(1, np.int64) for name in names}
-        self.arrays |= {"rew_scale": self.rew_scale, "gamma": self.gamma}
+        self.arrays = {"rew_scale": self.rew_scale, "gamma": self.gamma} | {k: np.zeros(1, np.int64) for k in names}
 
     @property
     def ended(self) -> bool:

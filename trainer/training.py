@@ -61,16 +61,14 @@ class Training:
 
     def _set_last(self, steps: int) -> None:
         """Sets `control.stop` where a limit is reached. Args: steps: collected so far."""
-        config = self.config
-        limits = (self.control.episodes, config.num_episodes), (steps, config.total_steps)
+        limits = (self.control.episodes, self.config.num_episodes), (steps, self.config.total_steps)
         self.control.stop = LAST if any(limit is not None and n >= limit for n, limit in limits) else 0
 
     def learn(self) -> tuple[dict[str, float], Pooled]:
         """Collective among the learners: one update. Returns: their log and the batch; {} and NOTHING: none yet."""
         if self.ready.batch is None:
             return {}, NOTHING
-        if self.config.overlap:
-            self._before = self.state()
+        self._before = self.state() if self.config.overlap else None
         data, self.ready = self.ready, NOTHING
         batch, part, control = data.batch, data.part, self.control
         config, done = self.config, control.steps / (self.config.total_steps or math.inf)
@@ -86,16 +84,18 @@ class Training:
             obs = self.scaler.scale(raw, aligned(raw.shape))
             log = self.learners.learn(obs, batch["act"], batch["adv"], batch["ret"], part, batch.get("logp"))
             self.scaler.update(raw, self.group)  # after the update, which must see observations as the actors saw them
-            if self.config.rew_scale == "returns":
+            if config.rew_scale == "returns":
                 self.returns.update(batch["ret"][:, None] / batch["rew_scale"], self.group)
                 control.rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
             raise BadData(f"iteration {control.iteration + 1}: {error}") from None
         control.iteration += 1
         control.steps += part.total
-        n_short = np.array([np.count_nonzero(batch["ep_len"] <= HORIZON)], float)
-        if config.gamma is None and self.group.sum(n_short)[0]:  # there a far horizon makes mere survival pay
+        # where episodes end early, a far horizon makes mere survival pay
+        if config.gamma is None and self.group.sum(np.array([np.sum(batch["ep_len"] <= HORIZON)], float))[0]:
             control.gamma[:] = NEAR
+            if config.rew_scale == "gamma":
+                control.rew_scale[:] = 1.0 - NEAR
         log["Gamma"] = float(control.gamma[0])
         if every := self.config.eval_every:
             due = control.steps // every > (control.steps - part.total) // every

@@ -171,7 +171,7 @@ def wrong():
         "target": lambda: mpi_util.simulator(command=[*SERVE, "coupled:mak"], cwd=HERE),
         "module": lambda: mpi_util.simulator(command=[*SERVE, "cupled:make"], cwd=HERE),
         "quote": lambda: mpi_util.simulator(command="mpiexec '"),
-        "stop": lambda: simulator(timeout=1.0).stop(),
+        "stop": lambda: simulator(timeout=5.0).stop(),  # which the start must keep too
         "log": lambda: simulator(log_dir=__file__),
         "start": lambda: mpi_util.simulator(command="sleep 100", timeout=0.5),
         "ends": lambda: mpi_util.simulator(command=[sys.executable, "-c", "print('no licence'); exit(7)"]),

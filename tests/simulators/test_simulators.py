@@ -191,7 +191,7 @@ def test_what_travels_is_the_same():
         (1, "process", "timeout", "timeout is a number of seconds above 0; got -1"),
         (1, "process", "command", "/nowhere/mpiexec -n 2 x cannot be started"),
         (1, "process", "quote", "mpiexec ' cannot be started: No closing quotation"),
-        (1, "process", "stop", "was not done after 1 s, and was ended, in stop"),
+        (1, "process", "stop", "was not done after 5 s, and was ended, in stop"),
         (1, "process", "log", "cannot be started: [Errno 17] File exists"),
         (2, "team", "log", "member 1 of worker 0: simulators.py:32: LaunchError: log_dir: [Errno 17] File exists"),
         (1, "process", "target", "makes no environment: module 'coupled' has no attribute 'mak'; give module:function"),

@@ -239,6 +239,8 @@ def test_gamma_is_higher_until_an_episode_is_short(tmp_path):
     losses = [[row["LossV"] for row in each[:2]] for each in (whole[1], far, near)]
     assert losses[0][0] == losses[1][0] != losses[2][0] and losses[0][1] != losses[1][1]
     assert [{row["Gamma"] for row in each[1]} for each in (never, whole)] == [{"0.997"}, {"0.99"}]
+    run(tmp_path / "scaled", "--config", folder / "config.json", "--rew_scale", "gamma")
+    assert load(tmp_path / "scaled" / CHECKPOINT)[0]["rew_scale"] == 1.0 - 0.99
 
 
 @pytest.mark.slow
