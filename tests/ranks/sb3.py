@@ -7,11 +7,14 @@ python sb3.py N FOLDER crash|interrupt  a rank that raises, or that is interrupt
 import copy
 import signal
 import sys
+import types
 from pathlib import Path
 
 from harness import fork, raises
 
 fork()
+# SB3 loads TensorBoard, and that TensorFlow where it is installed, which takes longer than these checks
+sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402

@@ -152,7 +152,7 @@ def command(*arguments, status=0, cwd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "n"), [("ppo", 2), ("trpo", 3)])
+@pytest.mark.parametrize(("algorithm", "n"), [("ppo", 2), ("trpo", 2)])
 def test_an_algorithm_runs_from_the_command_line(tmp_path, algorithm, n):
     grid = algorithm == "ppo"
     options = ["--env", "CartPole-v1", "--cpu", n, "--epochs", 2, "--steps_per_epoch", 301, "--exp_name", "cart"]

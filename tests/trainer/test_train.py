@@ -45,7 +45,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.slow_unless(n=3, arguments=[EPISODES, SEGMENTS, FRESH])
-@pytest.mark.left_out(n=[2, 10], arguments=[ODD, FRESH])
+@pytest.mark.left_out(n=[2, 4, 10], arguments=[ODD, FRESH])
 @pytest.mark.left_out(n=2, arguments=[EPISODES])
 @pytest.mark.left_out(n=4, arguments=[SEGMENTS])
 @pytest.mark.parametrize("arguments", [EPISODES, SEGMENTS, ODD, FRESH], ids=["episodes", "segments", "odd", "fresh"])

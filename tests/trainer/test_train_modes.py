@@ -68,9 +68,7 @@ def test_tensorflow_gives_the_same_bits_at_any_size(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "algo, mpi", [("ppo", "mpich"), ("ppo-kl", "mpich"), ("vpg", "openmpi"), ("trpo", "openmpi")], indirect=["mpi"]
-)
+@pytest.mark.parametrize("algo, mpi", [("ppo", "mpich"), ("trpo", "openmpi")], indirect=["mpi"])
 def test_both_ways_to_share_the_work_agree(tmp_path, mpi, algo):
     run(tmp_path / "gather", *EPISODES, *brief(algo), "--nprocs", 1)
     made = [
@@ -394,8 +392,8 @@ BAD_NETWORKS = {
 @pytest.mark.slow_unless(case="no colon")
 @pytest.mark.parametrize("case", BAD_NETWORKS)
 def test_a_network_that_cannot_be_used_gets_one_line(tmp_path, case):
-    name, line = BAD_NETWORKS[case]
-    done = train("Hopper-v5", "--nprocs", 2, "--network", name, "--run_dir", tmp_path / "run", status=2)
+    (name, line), n = BAD_NETWORKS[case], 2 if case == "another shape" else 1
+    done = train("Hopper-v5", "--nprocs", n, "--network", name, "--run_dir", tmp_path / "run", status=2)
     assert done.err.startswith(f"train.py: --network {name}: ") and line in done.err
     assert len(done.err.splitlines()) == 1 and not (tmp_path / "run").exists()
 

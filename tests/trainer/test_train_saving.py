@@ -60,7 +60,6 @@ def undisturbed(tmp_path_factory):
 
 # (way to share the work, where each of its starts is stopped, numbers of processes)
 STOPS = {
-    "in the evaluation": ("gather", ["evaluate 2"], [2, 3]),
     "before it, then in it": ("gather", ["update 3", "evaluate 3"], [1, 2, 1]),
     "in the last one, twice": ("gather", ["evaluate 4", "evaluate 4"], [3, 1, 2]),
     "between segments": ("segments", ["evaluate 2", "update 3"], [3, 2, 1]),

@@ -543,18 +543,6 @@ def collector_with(scheme, kind="MultiSyncCollector"):
 
 @pytest.mark.torchrl
 @pytest.mark.timeout(120)
-def test_the_scheme_itself_in_a_collector_of_torchrl():
-    scheme = MultiProcessWeightSyncScheme()
-    collector = collector_with(scheme)
-    try:
-        next(iter(collector))
-        collector.update_policy_weights_()
-    finally:
-        collector.shutdown()
-
-
-@pytest.mark.torchrl
-@pytest.mark.timeout(120)
 def test_a_collector_that_shuts_down_shuts_its_scheme_down():
     scheme = torchrl_scheme()
     collector = collector_with(scheme)
@@ -592,21 +580,18 @@ def fail_to_make():
 
 @pytest.mark.torchrl
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("which", ["torchrl", "own"])
-def test_an_environment_that_fails_is_named_by_the_collector(which):
+def test_an_environment_that_fails_is_named_by_the_collector():
     from sync_torchrl import make_env, make_policy
     from torchrl.collectors import MultiSyncCollector
-    from torchrl.weight_update import MultiProcessWeightSyncScheme as Theirs
 
     torch.set_num_threads(1)
-    scheme = Theirs() if which == "torchrl" else torchrl_scheme()
     with pytest.raises(Exception, match="no such environment"):
         MultiSyncCollector(
             [make_env, fail_to_make],
             make_policy(),
             frames_per_batch=40,
             total_frames=-1,
-            weight_sync_schemes={"policy": scheme},
+            weight_sync_schemes={"policy": torchrl_scheme()},
         )
 
 
