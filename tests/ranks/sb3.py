@@ -13,7 +13,7 @@ from pathlib import Path
 from harness import fork, raises
 
 fork()
-# SB3 loads TensorBoard, and that TensorFlow where it is installed, which takes longer than these checks
+# SB3 loads TensorBoard, which loads TensorFlow where it is installed: that takes longer than these checks
 sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
 
 import gymnasium as gym  # noqa: E402

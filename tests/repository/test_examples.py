@@ -56,6 +56,7 @@ def table(folder: Path) -> list[dict[str, float]]:
     [
         ("ppo_torch", "CartPole-v1", "mpich", 2),
         ("vpg_torch", "FrozenLake-v1", "mpich", 1),  # Discrete observations
+        ("vpg_torch", "CartPole-v1", "openmpi", 2),
         ("ppo_tf1", "CartPole-v1", "mpich", 2),
         ("vpg_tf1", "CartPole-v1", "mpich", 1),
         ("trpo_tf1", "Pendulum-v1", "openmpi", 2),  # no rank ends an episode

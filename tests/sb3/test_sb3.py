@@ -10,7 +10,7 @@ pytestmark = pytest.mark.sb3
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # for small networks on a busy machine several are slow
 
 
-@pytest.mark.parametrize(("n", "mpi"), [(2, "openmpi"), (3, "mpich")], indirect=["mpi"])
+@pytest.mark.parametrize(("n", "mpi"), [(1, "mpich"), (2, "openmpi"), (3, "mpich")], indirect=["mpi"])
 def test_on_n_ranks(run_ranks, n, tmp_path):
     finished = run_ranks("sb3.py", n, tmp_path, env=ONE_THREAD if n < 3 else {}, timeout=200)
     assert "check_output done" in finished.out

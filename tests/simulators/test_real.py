@@ -83,9 +83,7 @@ def test_a_flow_has_the_same_bits_on_any_workers_and_ranks(mpi, n, tmp_path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.left_out(mpi="openmpi", k=1)
-@pytest.mark.left_out(mpi="mpich", k=2)
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize(("mpi", "k"), [("mpich", 1), ("openmpi", 2)], indirect=["mpi"])
 def test_a_controller_and_a_solver_in_c_share_comm_world(mpi, k, tmp_path):
     mpicc = Path(LAUNCHER[mpi]).with_name("mpicc")
     if not mpicc.exists() or not shutil.which("gcc"):

@@ -531,12 +531,12 @@ def test_many_schemes_in_one_job(run_ranks, n):
 # ---- 8. as torchrl documents
 
 
-def collector_with(scheme, kind="MultiSyncCollector"):
+def collector_with(scheme):
     from sync_torchrl import make_env, make_policy
-    from torchrl import collectors
+    from torchrl.collectors import MultiSyncCollector
 
     torch.set_num_threads(1)
-    return getattr(collectors, kind)(
+    return MultiSyncCollector(
         [make_env] * 2, make_policy(), frames_per_batch=40, total_frames=-1, weight_sync_schemes={"policy": scheme}
     )
 
