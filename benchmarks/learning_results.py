@@ -78,10 +78,10 @@ def mean_curve(curves: dict[int, np.ndarray], column: int) -> tuple[np.ndarray, 
 
 
 def last_part(curve: np.ndarray, column: int, steps: int) -> float:
-    """Mean return over the last tenth of a run. Args: steps: of the whole run."""
+    """Mean return over the last tenth of a run; nan: no episode ended in it. Args: steps: of the whole run."""
     rows = curve[(curve[:, STEPS] > (1 - LAST) * steps) & ~np.isnan(curve[:, column])]
     weights = rows[:, EPISODES] if column == TRAINING else None
-    return float(np.average(rows[:, column], weights=weights))
+    return float(np.average(rows[:, column], weights=weights)) if len(rows) else np.nan
 
 
 def interquartile_mean(*scores: np.ndarray, axis: int = -1) -> np.ndarray:

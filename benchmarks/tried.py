@@ -79,6 +79,8 @@ def main() -> int:
             for command in waiting:
                 if done := reached(command, job(command, runs).folder):
                     write(path, command, done)
+                elif not outcome.stopped:
+                    failed.add(command)  # it has ended without a last step
             if outcome.stopped:
                 return 128 + outcome.stopped
     return int(bool(failed))

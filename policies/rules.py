@@ -58,7 +58,7 @@ class Policy(Learner):
             part: which rows of the whole batch these are; None: all.
             logp: float32 (N,), log-probabilities of the actions by the policy that drew them, to which ratios are
                 taken; None: that was the current one. KL(old || new) is always taken to the current one.
-        Returns: what to log: KL, Entropy and LossPi, as Compared's after the update, and the rule's own numbers.
+        Returns: what to log: the rule's own numbers, KL and LossPi after its steps; Entropy of what acts next.
         Raises: ValueError: an array has another shape. FloatingPointError: loss, gradient or log are not finite;
             nothing was changed.
         """
@@ -66,16 +66,16 @@ class Policy(Learner):
         with self.updating(part.total) as log:
             batch = self.batch(obs, act, adv, part, logp)
             end, of_rule = self.improve(batch, stream(self.hyper.seed, POLICY_STREAM, self.updates))
-            kl = end.kl  # the rule adapts to its own steps, not to the bounds
+            entropy = end.entropy
             if self.log_std_range:
                 log_std = self.net.by_name(vector := self.net.vector())["policy/log_std"]
                 bounded = np.clip(log_std, *self.log_std_range)
                 if (bounded != log_std).any():
                     log_std[...] = bounded
                     self.net.set_vector(vector)
-                    end = self.compare(batch)  # what is logged is of the policy that acts next
-            log |= {"KL": end.kl, "Entropy": end.entropy, "LossPi": end.loss} | of_rule
-        self.adapt(kl)
+                    entropy = self.compare(batch).entropy
+            log |= {"KL": end.kl, "Entropy": entropy, "LossPi": end.loss} | of_rule  # the rest: of the rule's own steps
+        self.adapt(end.kl)
         return log
 
     def batch(self, obs: Array, act: Array, adv: Array, part: Part, logp: Array | None = None) -> Rows:

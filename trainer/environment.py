@@ -51,7 +51,7 @@ def make_env(config: Config, quiet: bool, **more: Any) -> gym.Env:
             is_own = isinstance(error, RuntimeError) and "MUJOCO_GL" not in str(error)  # not MuJoCo's, when imported
             if is_own or mpi_util.rank >= mpi_util.nworkers:  # a reason to make it again; or a team's member has served
                 raise
-            own = f" One of your own is module:{env_id}" if ":" not in env_id else " A function needs --ranks_per_env"
+            own = f" One of your own: MODULE:{env_id}" if ":" not in env_id else " A function needs --ranks_per_env"
             own *= type(error) is gym.error.NameNotFound
             raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}{own}") from None
         renderer = getattr(env.unwrapped, "mujoco_renderer", None)

@@ -78,7 +78,7 @@ class Training:
             # evenly at most: states that it no longer meets are forgotten; in the end in any case: noise costs returns
             falls = min(1.0, done), 0.6 * min(1.0, max(0.0, 5.0 * done - 4.0))
             least, most = (np.float32(config.log_std - config.std_fall * fall) for fall in falls)
-            self.learners.policy.log_std_range = np.minimum(self.learners.params["policy/log_std"], least), most
+            self.learners.policy.log_std_range = least, most
         raw = batch["obs"]
         try:
             obs = self.scaler.scale(raw, aligned(raw.shape))

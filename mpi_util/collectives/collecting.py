@@ -11,7 +11,7 @@ import itertools
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from types import GeneratorType, NoneType
+from types import GeneratorType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,7 +146,7 @@ def collect(
 
 
 def rollouts(
-    iterations: Iterable[int] | None = None, *, episodes: int | None = None, steps: int | None = None,
+    iterations: Iterable[int] | int | None = None, *, episodes: int | None = None, steps: int | None = None,
     envs: int | None = None, weights: Any = None, seed: int, total_steps: int | None = None, phase: str = PHASE,
     comm: Comm = None,
 ) -> Iterator[Rollout]:  # fmt: skip
@@ -165,8 +165,9 @@ def rollouts(
     `episodes`, `steps`, `weights`, `seed`, `phase`, `comm` as for `collect`.
 
     Args:
-        iterations: numbers of the iterations, such as range(100) or itertools.count(). None: one iteration, which is
-            numbered as by `collect`, for a loop within the program's own: after it, `if mpi_util.rank: continue`.
+        iterations: numbers of the iterations, such as range(100) or itertools.count(). One number, or None: one
+            iteration, numbered as by `collect`, for a loop within the program's own: after it, `if mpi_util.rank:
+            continue`.
         total_steps: ends the loop once the iterations have this number of rows; alone, iterations are 0, 1, ...
         envs: how many; what the body keeps of an environment goes into `Rollout.kept`.
 
@@ -175,11 +176,13 @@ def rollouts(
     if total_steps is not None:
         whole_number("rollouts: total_steps", total_steps, 1)
         iterations = itertools.count() if iterations is None else iterations
-    if not isinstance(iterations, (Iterable, NoneType)):
-        raise UsageError(f"rollouts: iterations are numbers, such as range(100); got {iterations!r}")
-    loop = _kept_loop("rollouts", comm, phase) if iterations is None else _Loop("rollouts", comm, phase)
+    loop = _Loop("rollouts", comm, phase) if isinstance(iterations, Iterable) else _kept_loop("rollouts", comm, phase)
     loop.set(weights, seed, None, episodes=episodes, steps=steps, envs=envs)
-    return iter(_Iteration(loop, None)) if iterations is None else _run(loop, iterations, total_steps)
+    if isinstance(iterations, Iterable):
+        return _run(loop, iterations, total_steps)
+    if total_steps is not None:
+        raise UsageError(f"rollouts: iterations are numbers, such as range(100); got {iterations!r}")
+    return iter(_Iteration(loop, iterations))
 
 
 def _run(loop: "_Loop", iterations: Iterable[int], total_steps: int | None) -> Iterator[Rollout]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from conftest import mpi_environment, run
 
@@ -302,6 +303,22 @@ def test_no_iterations_are_none_and_steps_alone_are_endless():
     assert list(mpi_util.rollouts(range(0), episodes=2, seed=1)) == []
     found = [r.gather({"i": r.iteration}) for r in mpi_util.rollouts(episodes=2, total_steps=6, seed=1)]
     assert [batch["i"].tolist() for batch in found if batch] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_a_loop_within_the_programs_own_can_begin_at_any_iteration():
+    def batch(*iteration):
+        for rollout in mpi_util.rollouts(*iteration, episodes=1, seed=1, phase="resumed"):
+            of = rollout.gather({"i": rollout.iteration, "seed": rollout.seed})
+        return of["i"].tolist() + of["seed"].tolist()
+
+    whole = [batch() for _ in range(4)]
+    assert [i for i, _ in whole] == [0, 1, 2, 3]
+    assert [batch(np.int64(2)), batch()] == whole[2:]
+    for wrong in -1, 2.5:
+        with pytest.raises(mpi_util.UsageError, match="rollouts: iteration is"):
+            batch(wrong)
+    with pytest.raises(mpi_util.UsageError, match="iterations are numbers"):
+        mpi_util.rollouts(2, episodes=1, seed=1, total_steps=3)
 
 
 def test_an_iteration_is_repeated_by_its_number():

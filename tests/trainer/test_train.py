@@ -375,7 +375,7 @@ def test_a_signal_during_the_imports(tmp_path, in_rank, signum, status):
 
 
 BAD_INPUT = {
-    "unknown environment": (["NoSuchEnv-v0"], 2, "doesn't exist. One of your own is module:NoSuchEnv-v0"),
+    "unknown environment": (["NoSuchEnv-v0"], 2, "doesn't exist. One of your own: MODULE:NoSuchEnv-v0"),
     "unknown module": (["no.such.module:Env-v0"], 2, "no.such.module"),
     "wrong argument": (["Hopper-v4", "--env_kwargs", '{"wings": 2}'], 2, "wings"),
     "no JSON": (["Hopper-v4", "--env_kwargs", "{wings: 2}"], 2, "--env_kwargs"),

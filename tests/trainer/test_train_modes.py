@@ -166,17 +166,17 @@ def test_returns_can_scale_the_rewards(tmp_path):
 
 @pytest.mark.slow
 def test_deviations_fall_as_far_as_asked_at_any_size(tmp_path):
-    """Nothing raises them where a longer run would have them fall less."""
+    """A run that is resumed with a later end has those of a run with that end: it would hardly learn with less."""
     free, fast = (["--seed", 1, "--std_fall", x, "--log_std", 0, "--lr", 3e-3] for x in (0, 0.01))
     made = [run(tmp_path / str(n), *SHORT, *fast, "--nprocs", n) for n in (1, 3)]
     assert made[0] == made[1] != run(tmp_path / "free", *SHORT, *free)
     log_std, others = (load(tmp_path / x / "policy.safetensors")[0]["policy/log_std"] for x in ("1", "free"))
     assert others.min() < -0.01 and log_std.min() == pytest.approx(-0.005, abs=1e-6)
     train(*SHORT, "--batch_steps", 80, "--lr", 1e-9, "--log_std", 0, "--run_dir", tmp_path / "still")
-    for more in ("--total_steps", 800), ("--total_steps", 80_000, "-n", 60):
+    for more, fall in ((("--total_steps", 800), 0.5 * 0.6), (("--total_steps", 80_000, "-n", 60), 0.01)):
         train("--resume", tmp_path / "still", *more)
         log_std = load(tmp_path / "still" / "policy.safetensors")[0]["policy/log_std"]
-        np.testing.assert_allclose(log_std, -0.5 * 0.6 * 2.5, atol=1e-6)  # in the last of the 10 updates
+        np.testing.assert_allclose(log_std, -2.5 * fall, atol=1e-2 * (fall < 0.1) + 1e-6)
     train("CartPole-v1", "--total_steps", 400, "--batch_steps", 400, "--run_dir", tmp_path / "discrete")
 
 
