@@ -48,7 +48,7 @@ class Hyper:
     minibatches: int = setting(ALGO, "minibatches a pass; only ppo's policy has several", 0, "0 or more")
     minibatch_rows: int = setting(ALGO, "approximate rows of a minibatch, if --minibatches is 0", 256)
     clip: float = setting(ALGO, "ppo's probability ratio is clipped to 1 +- X", 0.2, "above 0")
-    std_fall: float = setting(ALGO, "log deviations fall 0.6 X to X by --total_steps; 0: any", 0.0, "between 0 and 10")
+    std_fall: float = setting(ALGO, "log deviations fall by X until --total_steps; 0: any", 0.0, "between 0 and 10")
     ent_coef: float = setting(ALGO, "weight of the entropy in the policy's loss", 0.0, "0 or more")
     max_grad_norm: float = setting(ALGO, "gradients with a larger 2-norm are scaled down to it", 0.5, "above 0")
     cg_iters: int = setting(ALGO, "most iterations of trpo's conjugate gradients", 10)

@@ -71,12 +71,12 @@ class Training:
         self._before = self.state() if self.config.overlap else None
         data, self.ready = self.ready, NOTHING
         batch, part, control = data.batch, data.part, self.control
-        config, done = self.config, control.steps / (self.config.total_steps or math.inf)
+        config, done = self.config, min(1.0, control.steps / (self.config.total_steps or math.inf))
         for learner in (self.learners.policy, self.learners.value):
-            learner.lr_scale = max(0.0, 1.0 - done) if config.lr_schedule == "linear" else 1.0
+            learner.lr_scale = 1.0 - done if config.lr_schedule == "linear" else 1.0
         if config.std_fall and config.total_steps and not self.spec.discrete:
             # evenly at most: states that it no longer meets are forgotten; in the end in any case: noise costs returns
-            falls = min(1.0, done), 0.6 * min(1.0, max(0.0, 5.0 * done - 4.0))
+            falls = done, max(0.0, 5.0 * done - 4.0)
             least, most = (np.float32(config.log_std - config.std_fall * fall) for fall in falls)
             self.learners.policy.log_std_range = least, most
         raw = batch["obs"]
