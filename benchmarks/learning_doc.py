@@ -8,7 +8,6 @@ import argparse
 import io
 import json
 import sys
-import textwrap
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -178,22 +177,30 @@ def is_complete(name: str, seeds: Collection[int]) -> bool:
 
 
 def front(found: dict[str, Any]) -> str:
-    """The README's sentence, of those of its tasks whose runs are all complete."""
-    text = []
+    """The README's table, of those of its tasks whose runs are all complete."""
+    rows = []
     for name in ON_THE_FRONT_PAGE:
         sample = found["samples"][name]
         if is_complete(name, sample["seeds"]):
-            peaks = (number(sample[kind]["peak"]) for kind in ("evaluation", "training"))
-            text.append(f"**{' / '.join(peaks)}** on {name.partition('/')[2]} ({sample['published'][0][0]:g})")
-    if not text:
+            peaks = [number(sample[kind]["peak"]) for kind in ("evaluation", "training")]
+            rows.append(
+                f"| {name.partition('/')[2]} | **{peaks[0]}** | **{peaks[1]}** | {sample['published'][0][0]:g} |"
+            )
+    if not rows:
         return ""
-    what = (
-        "With its default settings and a million steps `train.py` reaches, with deterministic / sampled actions, at the"
+    lines = (
+        "",
+        "`train.py` with its default settings, a million steps, highest return of the mean curve of five seeds:",
+        "",
+        "| | deterministic actions | sampled actions | best published, on-policy |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        "[docs/learning.md](docs/learning.md) has nine environments, how comparable the published figures are, and",
+        "where the default falls short.",
+        "",
     )
-    what += f" highest point of the mean curve of five seeds, a return of {', '.join(text)}"
-    what += "; in brackets the best published one of an on-policy algorithm"
-    where = "([docs/learning.md](docs/learning.md): nine environments, and where the default falls short)"
-    return "\n" + textwrap.fill(f"{what} {where}.", 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
+    return "\n".join(lines) + "\n"
 
 
 def pictures(folder: Path, known: list[Task], curves: dict[str, dict[int, np.ndarray]]) -> None:
