@@ -307,7 +307,7 @@ def test_no_iterations_are_none_and_steps_alone_are_endless():
 
 def test_a_loop_within_the_programs_own_can_begin_at_any_iteration():
     def batch(*iteration):
-        for rollout in mpi_util.rollouts(*iteration, episodes=1, seed=1, phase="resumed"):
+        for rollout in mpi_util.rollouts(*iteration, episodes=1, seed=1, phase="within"):
             of = rollout.gather({"i": rollout.iteration, "seed": rollout.seed})
         return of["i"].tolist() + of["seed"].tolist()
 
