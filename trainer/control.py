@@ -32,7 +32,7 @@ class Control:
 
     def __init__(self, gamma: float | None = None):
         """Args: gamma: None: it follows the episodes."""
-        first = FAR if gamma is None else gamma
+        first = NEAR if gamma is None else gamma
         self.gamma = np.array([first])  # float64 (1,), the discount
         # float64 (1,), the factor of the rewards; Coady's at first: returns then are of the size of one reward
         self.rew_scale = np.array([1.0 - first if first < 0.999 else 1.0])

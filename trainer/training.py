@@ -20,7 +20,7 @@ from policies.mlp import aligned
 from policies.scaler import Scaler, scaler_for
 from trainer.collect import NOTHING, RESULT, Pooled
 from trainer.config import Config
-from trainer.control import HORIZON, LAST, NEAR, STOP, BadData, Control
+from trainer.control import FAR, HORIZON, LAST, NEAR, STOP, BadData, Control
 from trainer.display import COLUMNS
 from trainer.rollout import Episode, empty_batch
 from trainer.run_folder import from_start, load_checkpoint, require_fitting
@@ -91,11 +91,11 @@ class Training:
             raise BadData(f"iteration {control.iteration + 1}: {error}") from None
         control.iteration += 1
         control.steps += part.total
-        # where episodes end early, a far horizon makes mere survival pay
-        if config.gamma is None and self.group.sum(np.array([np.sum(batch["ep_len"] <= HORIZON)], float))[0]:
-            control.gamma[:] = NEAR
+        if config.gamma is None:  # where episodes end early, a far horizon makes mere survival pay
+            n_short = self.group.sum(np.array([np.sum(batch["ep_len"] <= HORIZON)], float))[0]
+            control.gamma[:] = NEAR if n_short or (control.iteration > 1 and control.gamma[0] == NEAR) else FAR
             if config.rew_scale == "gamma":
-                control.rew_scale[:] = 1.0 - NEAR
+                control.rew_scale[:] = 1.0 - control.gamma
         log["Gamma"] = float(control.gamma[0])
         if every := self.config.eval_every:
             due = control.steps // every > (control.steps - part.total) // every
