@@ -106,7 +106,7 @@ class Config(Hyper):
     overlap: bool = setting(BATCH, "collect while rank 0 updates, with weights that lag one update", False)
 
     gamma: float | None = setting(
-        ALGO, "discount per step; ppo: 0.997, 0.99 after an episode of up to 333 steps", 0.99, "between 0 and 1", "-g"
+        ALGO, "discount per step; ppo: 0.997 if no episode is up to 333 steps, else 0.99", 0.99, "between 0 and 1", "-g"
     )
     lam: float | None = setting(
         ALGO, "lambda of GAE; ppo: 0.95, down to 0.8 for more than 4 action components", 0.95, "between 0 and 1", "-l"
