@@ -183,9 +183,7 @@ def front(found: dict[str, Any]) -> str:
         sample = found["samples"][name]
         if is_complete(name, sample["seeds"]):
             peaks = [number(sample[kind]["peak"]) for kind in ("evaluation", "training")]
-            rows.append(
-                f"| {name.partition('/')[2]} | **{peaks[0]}** | **{peaks[1]}** | {sample['published'][0][0]:g} |"
-            )
+            rows.append(f"| {name.partition('/')[2]} | {peaks[0]} | {peaks[1]} | {sample['published'][0][0]:g} |")
     if not rows:
         return ""
     lines = (

@@ -177,9 +177,8 @@ def test_the_document_shows_what_was_reached_and_what_not_run(tmp_path):
     assert "- `PPO-1M`: HalfCheetah-v4, Hopper-v4 (seeds 22, 23, 24), Walker2d-v4, " in text
     assert "- `TRPO-1M`: no run is complete\n" in text
     front = learning_doc.front({"samples": samples})
-    assert (
-        "| Humanoid-v4 | **9000** | **4500** | 1726 |" in front and "Hopper-v4" not in front
-    )  # of which no run is complete
+    assert "| Humanoid-v4 | 9000 | 4500 | 1726 |" in front
+    assert "Hopper-v4" not in front  # of which no run is complete
     none = {task.name: results.describe(task, {}) for task in tasks()}
     assert learning_doc.front({"samples": none}) == ""
 
