@@ -45,10 +45,10 @@ class Hyper:
     vf_lr: float = setting(ALGO, "step size of the value function's Adam", 1e-3, "above 0")
     epochs: int = setting(ALGO, "most passes of the policy over the batch; trpo makes one step", 10)
     vf_epochs: int = setting(ALGO, "passes of the value function over the batch", 10)
-    minibatches: int = setting(ALGO, "minibatches a pass; only ppo's policy has several", 0, "0 or more")
+    minibatches: int = setting(ALGO, "minibatches per pass; policies but ppo's: one", 0, "0 or more")
     minibatch_rows: int = setting(ALGO, "approximate rows of a minibatch, if --minibatches is 0", 256)
     clip: float = setting(ALGO, "ppo's probability ratio is clipped to 1 +- X", 0.2, "above 0")
-    std_fall: float = setting(ALGO, "log deviations fall by X until --total_steps; 0: any", 0.0, "between 0 and 10")
+    std_fall: float = setting(ALGO, "log deviations have bounds, which fall by X; 0: none", 0.0, "between 0 and 10")
     ent_coef: float = setting(ALGO, "weight of the entropy in the policy's loss", 0.0, "0 or more")
     max_grad_norm: float = setting(ALGO, "gradients with a larger 2-norm are scaled down to it", 0.5, "above 0")
     cg_iters: int = setting(ALGO, "most iterations of trpo's conjugate gradients", 10)
@@ -57,20 +57,18 @@ class Hyper:
 
     @classmethod
     def of(cls, algo: str = "ppo", **given: Any) -> Any:
-        """The algorithm's settings, but for those that are given and not None. ValueError: `algo` is unknown."""
-        if algo not in DEFAULTS:
-            raise ValueError(f"algo {algo!r} is not one of: {', '.join(sorted(DEFAULTS))}")
+        """The algorithm's settings, but for those that are given and not None."""
         own = {key: value for key, value in DEFAULTS[algo].items() if key in cls.__dataclass_fields__}
         return cls(algo, **own | {key: value for key, value in given.items() if value is not None})
 
 
-def users_function(option: str, name: str) -> Callable[..., Any]:
-    """The function that --option names as MODULE:FUNCTION. Raises ValueError: one line: there is none."""
+def users_function(what: str, name: str) -> Callable[..., Any]:
+    """The function that `what` names as MODULE:FUNCTION. Raises ValueError: one line: there is none."""
     module, _, function = name.partition(":")
     if "" not in sys.path:
         sys.path.append("")  # a module of the user's folder
     try:
         return getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:  # of the user's module too
-        what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"--{option} {name}: {what}; write MODULE:FUNCTION, for a function in MODULE.py") from None
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"{what} {name}: {why}; write MODULE:FUNCTION, for a function in MODULE.py") from None

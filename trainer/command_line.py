@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import Field, fields, replace
@@ -37,9 +38,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 INSTEAD = {  # options that replace others, of a preset or a file
     "batch_size": ("batch_steps", "num_envs"), "batch_steps": ("batch_size",), "minibatch_rows": ("minibatches",),
     "minibatches": ("minibatch_rows",), "name": ("run_dir",), "run_dir": ("name",),
+    "env": ("env_command",), "env_command": ("env", "env_kwargs"),
 }  # fmt: skip
 NO_SETTINGS = {"versions", "commands", "vf_replay"}  # what config.json has besides settings, or had in older versions
 OLDER = {"std_fall": 0.0}  # settings of runs that are older than these
+AUTO = "auto"  # --nprocs: as many as cores, or as the hosts have places
 PLACE = {"name", "run_dir", "resume", "hosts", "hostfile", "log_dir"}  # settings that say where a run was
 MODULES = ("env", "env_command", "env_wrappers", "network", "hook")  # settings that may name some
 
@@ -77,9 +80,9 @@ def parse(arguments: list[str] | None = None) -> Config:
     other.add_argument("--seeds", metavar="0-4", help="a run of each seed, in turn, named by --name, or else by --algo")
     other.add_argument("--trust", action="store_true", help="import the modules that the settings of RUN_DIR name")
     other.add_argument("--config", metavar="FILE", help="settings, TOML or JSON, as a run's config.json; options win")
-    other.add_argument("--preset", metavar="NAME", help="atari: the settings for its games")
+    other.add_argument("--preset", metavar="NAME", choices=PRESETS, help="atari: the settings for its games")
     try:
-        words, auto = plain(sys.argv[1:] if arguments is None else arguments)
+        words = plain(sys.argv[1:] if arguments is None else arguments)
         given = own = vars(parser.parse_args(words))
         asked = {*own}
         for name, settings_of in (("config", _of_file), ("preset", _of_preset)):  # a file may name a preset
@@ -91,6 +94,7 @@ def parse(arguments: list[str] | None = None) -> Config:
                 given, source = vars(parser.parse_args(words)), ""
                 asked.update(() if "commands" in settings else given)  # a run's has all settings
         trust, path, *_ = (given.pop(name, None) for name in ("trust", "config", "watch", "seeds", "preset"))
+        named = {name: given[name] for name in MODULES if name in given and name not in own}
         if {"env", "env_command"} <= own.keys():
             raise ValueError(f"--env_command starts the environment; leave out {own['env']}")
         if "env_command" in given:  # the module:function in it names the run
@@ -100,12 +104,14 @@ def parse(arguments: list[str] | None = None) -> Config:
             raise ValueError("give either an environment, such as Humanoid-v4, or --resume RUN_DIR")
         if {"name", "run_dir"} <= given.keys():
             raise ValueError("--name and --run_dir both name the folder of the run; give one of them")
-        slots = 0 if "nprocs" in given else mpi_util.nslots(given.get("hosts"), given.get("hostfile"))
-        if n := slots or (mpi_util.usable_cores() if auto else 0):
-            k = given.get("ranks_per_env", 1)
-            given.setdefault("nprocs", max(k, n - n % k))
-        config = (_resumed(given, trust) if "resume" in given else Config.of(**given)).check()
-        named = {name: given[name] for name in MODULES if name in given and name not in own}
+        if auto := given.get("nprocs") == AUTO:
+            del given["nprocs"]
+        n = 0 if "nprocs" in given else mpi_util.nslots(given.get("hosts"), given.get("hostfile"))
+        config = _resumed(given, trust) if "resume" in given else Config.of(**given)
+        if n := n or mpi_util.usable_cores() * auto:
+            k = config.ranks_per_env or 1
+            config = replace(config, nprocs=max(k, n - n % k))
+        config.check()
         if path and Config(**{"env": "", **named}).modules:
             require_trust(config, Path(path), trust)
         if config.framework == "auto":
@@ -122,7 +128,7 @@ def _keywords(option: Field[Any]) -> dict[str, Any]:
     """Of argparse's add_argument, for a setting."""
     kind, how = kind_of(option), option.metadata
     own = [f"{algo}: {own[option.name]}" for algo, own in DEFAULTS.items() if own.get(option.name) is not None]
-    others = [algo for algo in DEFAULTS if option.name not in {*DEFAULTS[algo], *Config.of(algo).unused}]
+    others = [algo for algo in DEFAULTS if option.name not in {*DEFAULTS[algo], *Config.of(algo, eval_every=1).unused}]
     is_none = option.default in (None, "") or option.default is False or not others
     default = "" if is_none else f"default: {option.default}"
     notes = "; ".join(filter(None, [how["must_be"], default, *own]))
@@ -132,7 +138,8 @@ def _keywords(option: Field[Any]) -> dict[str, Any]:
     if "choices" in how:
         return found | {"choices": how["choices"], "metavar": "|".join(how["choices"])}
     metavar = how.get("metavar", {int: "N", float: "X"}.get(kind, "TEXT"))
-    return found | {"type": _whole if kind is int else kind, "metavar": metavar}
+    auto = {AUTO: AUTO} if option.name == "nprocs" else {}
+    return found | {"type": (lambda text: auto.get(text) or _whole(text)) if kind is int else kind, "metavar": metavar}
 
 
 def _whole(text: str) -> int:
@@ -180,26 +187,16 @@ def _read(path: Path) -> Config:
         raise ValueError(f"cannot resume: {path}: {str(error).removeprefix('--')}") from None
 
 
-def plain(arguments: list[str]) -> tuple[list[str], bool]:
-    """Options as they are defined: --total-steps is --total_steps. Returns also whether --nprocs is auto: left out."""
-    words = []
-    for word in arguments:
-        option, *rest = word.split("=", 1)
-        words.append("=".join([option.replace("-", "_").replace("__", "--", 1), *rest]) if word[:2] == "--" else word)
-    auto = [i for i, word in enumerate(words) if word == "--nprocs=auto" or words[i : i + 2] == ["--nprocs", "auto"]]
-    for i in reversed(auto):
-        del words[i : i + 1 + (words[i] == "--nprocs")]
-    return words, bool(auto)
+def plain(arguments: list[str]) -> list[str]:
+    """Options as they are defined: --total-steps is --total_steps."""
+    return [re.sub("^--[^=]*", lambda option: f"--{option[0][2:].replace('-', '_')}", word) for word in arguments]
 
 
 def _of_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that --preset stands for. Args: given: options. Raises ValueError: one line: there is none."""
-    name = given["preset"]
-    if name not in PRESETS:
-        raise ValueError(f"--preset {name} is not one of: {', '.join(PRESETS)}")
+    """The settings that --preset stands for. Args: given: options. ValueError, one line: it is for another --algo."""
     if given.get("algo", "ppo") != "ppo":
-        raise ValueError(f"--preset {name} is for --algo ppo")
-    return PRESETS[name]
+        raise ValueError(f"--preset {given['preset']} is for --algo ppo")
+    return PRESETS[given["preset"]]
 
 
 def _of_file(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,6 +213,8 @@ def _of_file(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"--config {path} is neither TOML (as FILE.toml) nor JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"--config {path}: it is not an object of settings by name")
+    if alone := found.keys() & {"seeds", "watch"}:
+        raise ValueError(f"--config {path}: give --{min(alone)} on the command line")
     return OLDER | {name: found[name] for name in found if name not in PLACE} if "commands" in found else found
 
 

@@ -74,7 +74,7 @@ class Config(Hyper):
     device: str = setting(FREE, "device of the updates, such as cuda", "cpu")
     max_restarts: int = setting(FREE, "restarts from the last checkpoint after a crash, at most", 0, "0 or more")
     on_env_error: str = setting(
-        FREE, "an environment raises: abort, or restart: run the episode again in a new one, 3 times at most",
+        FREE, "an environment raises: abort, or restart: again in a new one; a third failure in a row ends the run",
         choices=("abort", "restart"),
     )  # fmt: skip
     env_timeout: float | None = setting(
@@ -106,7 +106,7 @@ class Config(Hyper):
     overlap: bool = setting(BATCH, "collect while rank 0 updates, with weights that lag one update", False)
 
     gamma: float | None = setting(
-        ALGO, "discount per step; ppo: 0.997 if no episode is up to 333 steps, else 0.99", 0.99, "between 0 and 1", "-g"
+        ALGO, "discount; ppo: then 0.997, until an episode has 333 steps or fewer", 0.99, "between 0 and 1", "-g"
     )
     lam: float | None = setting(
         ALGO, "lambda of GAE; ppo: 0.95, down to 0.8 for more than 4 action components", 0.95, "between 0 and 1", "-l"
@@ -114,7 +114,7 @@ class Config(Hyper):
     lr_schedule: str = setting(
         ALGO, "step sizes: linear to 0 at --total_steps, or constant", choices=("linear", "constant")
     )
-    rew_scale: str = setting(ALGO, "rewards' scale: 1 - gamma, or 1 / returns' std", choices=("gamma", "returns"))
+    rew_scale: str = setting(ALGO, "1 - gamma (1 from 0.999 on), or 1 / returns' std", choices=("gamma", "returns"))
 
     policy_hid_list: str = setting(NETS, "widths of the policy's hidden layers, or auto (Coady's rule)", "64,64")
     valfunc_hid_list: str = setting(NETS, "the same for the value function", "64,64")
@@ -135,15 +135,16 @@ class Config(Hyper):
     @property
     def unused(self) -> dict[str, str]:
         """Settings without effect: {name: because of which other setting}."""
-        algo, of_trpo = self.algo, ("cg_iters", "cg_damping")
+        algo, of_trpo, on_ranks = self.algo, ("cg_iters", "cg_damping"), self.ranks_per_env or self.env_command
         of_algo = {"ppo": of_trpo, "ppo-kl": ("clip", *of_trpo), "trpo": ("clip", "lr", "epochs")}
         because = (
             ("without --batch_steps", self.batch_steps is None, ("num_envs",)),
             ("with --batch_steps", self.batch_steps is not None, ("batch_size",)),
             ("without --eval_every", self.eval_every is None, ("eval_episodes", "eval_async")),
             ("with --watchdog 0", self.watchdog == 0, ("watchdog_kill",)),
-            ("without --env_command", not (self.ranks_per_env or self.env_command), ("env_timeout",)),
-            ("with --nprocs 1", self.nprocs == 1, ("watchdog_kill", "tag_output", "log_dir")),
+            ("without --env_command or --ranks_per_env", not on_ranks, ("env_timeout",)),
+            ("with --env_command", self.env_command, ("env_kwargs",)),
+            ("with --nprocs 1", self.nprocs == 1, ("watchdog_kill", "tag_output") + ("log_dir",) * (not on_ranks)),
             (f"with --minibatches {self.minibatches}", self.minibatches, ("minibatch_rows",)),
             (f"with --network {self.network}", self.network, ("policy_hid_list", "valfunc_hid_list")),
             (f"with --algo {algo}", True, of_algo.get(algo, ("clip", *of_trpo, "kl_targ"))),
@@ -152,7 +153,7 @@ class Config(Hyper):
 
     @property
     def effective(self) -> dict[str, Any]:
-        """Every setting with its value in the run; None: no limit, or no effect."""
+        """Every setting with its value in the run; None: no limit, no effect, or as the environment wants it."""
         return asdict(self) | dict.fromkeys(self.unused) | {"resume": None}
 
     def again(self, saved: dict[str, Any] | None) -> "Config":
@@ -178,7 +179,7 @@ class Config(Hyper):
                 continue
             raise ValueError(f"--{option.name} is {'null' if value is None else repr(value)}; it must be {must_be}")
         k, n_envs, steps = self.ranks_per_env or 1, self.num_envs, self.batch_steps or 0
-        n = self.nprocs // k  # workers
+        n = max(1, self.nprocs // k)  # workers
         collecting = n - (self.overlap and n > 1)
         fits = f"--num_envs {collecting} --batch_steps {-(-steps // collecting) * collecting}"
         for wrong, problem in (
@@ -187,7 +188,7 @@ class Config(Hyper):
             (self.ranks_per_env and self.eval_async, "--eval_async is one process, no team of --ranks_per_env"),
             ("/" in (self.name or ""), f"--name {self.name}: give it without /; --run_dir names any folder"),
             (steps and collecting > n_envs,
-             f"--num_envs {n_envs} is too few for --nprocs {n}: each process that collects needs one; such as {fits}"),
+             f"--num_envs {n_envs} is too few for --nprocs {self.nprocs}: one for each that collects; such as {fits}"),
             (steps % n_envs, f"--batch_steps {steps} is not a multiple of --num_envs {n_envs}"),
             (self.overlap and self.parallel == "average",
              "--overlap collects while rank 0 updates; with --parallel average every process does"),
@@ -204,9 +205,9 @@ class Config(Hyper):
     def fitted(self, spec: Spec) -> "Config":
         """With a lambda and a deviation for such actions, where none was given.
 
-        The more components an action has, the more noise of theirs a return adds up: a shorter estimate holds less of
-        it. With the lambda of a few components Humanoid-v4 does not learn to walk, with that of many Hopper-v4 learns
-        to stand. A single component must try alone what several do together (docs/learning.md).
+        Each component of an action adds noise to the return, of which a smaller lambda lets in less. With the lambda of
+        a few components Humanoid-v4 does not learn to walk, with that of many Hopper-v4 learns to stand. A single
+        component must try alone what several do together (docs/learning.md).
         """
         n = 1 if spec.discrete else spec.act_dim
         lam = 1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam

@@ -6,7 +6,7 @@ import numpy as np
 
 # values of Control.stop: the run ends after this iteration; it ends now, without this iteration; no more is collected
 STOP, DROPPED, LAST = 1, 2, 3
-# discounts where none is given: until an episode ends within HORIZON steps, that of the first one; and then
+# discounts where none is given: NEAR in the first iteration; FAR, until an episode ends within HORIZON steps; then NEAR
 FAR, NEAR = 0.997, 0.99
 HORIZON = round(1.0 / (1.0 - FAR))
 

@@ -94,12 +94,12 @@ class _Part:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        make = users_function("ranks_per_env", self._name)
+        make = users_function("ENV", self._name)
         inspect.signature(make).bind_partial(**self._arguments)  # TypeError: it has no such argument
         return inspect.signature(functools.partial(make, **self._arguments))
 
     def __call__(self, *comm: Any) -> Any:
-        return users_function("ranks_per_env", self._name)(*comm, **self._arguments)
+        return users_function("ENV", self._name)(*comm, **self._arguments)
 
 
 def versioned(env_id: str) -> str:
@@ -184,7 +184,7 @@ def _atari(env: gym.Env) -> gym.Env:
 
 def _wrapped(env: gym.Env, name: str) -> gym.Env:
     """The environment in one of --env_wrappers. Raises ValueError: one line: there is none, or it fails."""
-    wrap = _atari if name == ATARI else users_function("env_wrappers", name)
+    wrap = _atari if name == ATARI else users_function("--env_wrappers", name)
     try:
         wrapped = wrap(env)
     except Exception as error:

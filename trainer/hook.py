@@ -21,20 +21,21 @@ class Hook:
 
     def __init__(self, config: Config, folder: Path, saved: Mapping[str, Any]):
         """Args: saved: what `saved` has returned; {}: a new run. Raises ValueError: one line: there is no function."""
-        self._function = users_function("hook", config.hook)
+        self._function = users_function("--hook", config.hook)
         self.config, self.folder, self.changed, self.stopped = config, folder, dict[str, Any](), False
         self.state: dict[str, Any] = dict(saved.get("state", {}))
         self.set(**saved.get("changed", {}))
 
     def set(self, **settings: Any) -> None:
-        """Changes settings, from the next update on. Raises ValueError: one line: one cannot change, or not to this."""
+        """Changes settings, from the next update on. ValueError, one line: one cannot change, or not to this value."""
         if wrong := sorted(settings.keys() - SCHEDULED):
             raise ValueError(f"--hook cannot change {wrong[0]}; it can change {', '.join(SCHEDULED)}")
+        settings = {k: value.item() if hasattr(value, "item") else value for k, value in settings.items()}
         self.config = replace(self.config, **settings).check()
         self.changed |= settings
 
     def stop(self) -> None:
-        """Ends the run after this row, as at a limit."""
+        """Ends the run after this row, without the evaluation that is made at a limit."""
         self.stopped = True
 
     def columns(self, row: Mapping[str, Any]) -> dict[str, float]:

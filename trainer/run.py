@@ -11,7 +11,7 @@ import numpy as np
 import mpi_util
 from mpi_util_spinup.files import lock_folder
 from mpi_util_spinup.logx import EpochLogger
-from policies.actor import INIT_LOG_STD, Actor, Spec, parse_hid_list
+from policies.actor import Actor, Spec, parse_hid_list
 from policies.data_parallel import ALONE, LearnerGroup
 from policies.hyper import DEFAULTS, users_function
 from policies.scaler import Scaler, scaler_for
@@ -109,7 +109,7 @@ class Run:
     ) -> None:
         """Collective: writes a row of progress.txt.
 
-        Args: data: what this rank learned from. log: of the learners; seconds: of the phases: rank 0's are written.
+        Args: data: what this rank learned from. log: the learners' numbers. seconds: of each phase; rank 0's count.
         """
         logger, control, episodes = self.logger, self.control, self.control.episodes
         if self.record is not None:  # with --overlap the batch was collected in the iteration before, beside its update
@@ -210,7 +210,7 @@ def set_up(config: Config) -> Run:
     stop = mpi_util.StopRequest()
     mpi_util.watchdog(config.watchdog, config.watchdog_kill)
     average = config.parallel == "average" and mpi_util.nworkers > 1
-    all_or_none(lambda: users_function("hook", config.hook) if config.hook and mpi_util.rank == 0 else None)
+    all_or_none(lambda: users_function("--hook", config.hook) if config.hook and mpi_util.rank == 0 else None)
     check_env(config)  # before this process has others, which may not outlast the end of one
     envs, spec = all_or_none(lambda: build_envs(config.check()))
     config = replace(config.fitted(spec), env=versioned(config.env))
@@ -241,8 +241,9 @@ def build_envs(config: Config) -> tuple[dict[int, Any], Spec]:
     env = next(iter(envs.values()), None) or make_env(config, quiet=not is_root)
     obs_dim = env.observation_space.shape[0]
     act_dim, discrete, _ = action_map(env.action_space)
-    if discrete and not config.resume and config.log_std not in (INIT_LOG_STD, DEFAULTS[config.algo].get("log_std")):
-        raise ValueError(f"--log_std has no effect with the discrete actions of {config.env}; leave it out")
+    for name in ("log_std", "std_fall") if discrete and not config.resume else ():
+        if getattr(config, name) not in (getattr(Config, name), DEFAULTS[config.algo].get(name)):
+            raise ValueError(f"--{name} has no effect with the discrete actions of {config.env}; leave it out")
     policy_hid = parse_hid_list(config.policy_hid_list, obs_dim, act_dim, "policy")
     valfunc_hid = parse_hid_list(config.valfunc_hid_list, obs_dim, act_dim, "value")
     image = image_shape(env, config)

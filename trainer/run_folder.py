@@ -46,9 +46,9 @@ class RunFolder:
     """
 
     def __init__(self, path: Path, new: bool):
-        """Opens the folder, which is created if it is missing. Args: new: it must not hold a run yet; else it must.
+        """Opens the folder, which is created if it is missing. Args: new: it must not hold a run yet.
 
-        Raises: ValueError: one line: not writable, or it holds a run already, or none.
+        Raises: ValueError: one line: not writable, or it holds a run already.
         """
         self.given, self.path = path, from_start(path)
         try:
@@ -57,8 +57,6 @@ class RunFolder:
             raise ValueError(f"cannot read the run folder {path}: {error.strerror}") from None
         if new and holds_run:
             raise ValueError(f"{path} holds a run already; give another folder, or --resume {path} to continue it")
-        if not new and not holds_run:
-            raise ValueError(f"{path} holds no checkpoint to resume from")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path) as file:

@@ -97,7 +97,7 @@ def build(spec: Spec, net: str, seed: int = 0) -> torch.nn.Module:
     if not spec.network:
         return MLP(spec.sizes(net))
     what, outputs = f"--network {spec.network}", spec.sizes(net)[-1]
-    make = functools.partial(ConvNet, spec.image) if spec.network == CNN else users_function("network", spec.network)
+    make = functools.partial(ConvNet, spec.image) if spec.network == CNN else users_function("--network", spec.network)
     try:
         module, again = (_made(make, net, spec.obs_dim, outputs, seed) for _ in range(2))
         _check(module, again.state_dict(), (spec.obs_dim, outputs))
@@ -138,7 +138,7 @@ def _check(module: torch.nn.Module, again: dict[str, Any], shape: tuple[int, int
     if not torch.equal(out, repeated) or not torch.allclose(out, torch.cat(singly), rtol=1e-3, atol=1e-5):
         raise ValueError("its output must depend on its own row alone, and on no random numbers")
     if other := [key for key, value in module.state_dict().items() if not torch.equal(value, again[key])]:
-        raise ValueError(f"its {other[0]} is another one when it is made again or used; torch's seed must decide it")
+        raise ValueError(f"its {other[0]} differs when the network is made again or used; torch's seed must decide it")
 
 
 def named_parameters(module: torch.nn.Module, net: str) -> dict[str, torch.nn.Parameter]:

@@ -150,8 +150,8 @@ def odd(tmp_path, monkeypatch):
     ("recurrent", r"must depend on its own row alone"),
     ("no_number", r"its output is not finite"),
     ("in_place", r"or it changes the rows"),
-    ("other_random", r"its kept is another one when it is made again"),
-    ("counter", r"its kept is another one when it is made again or used"),
+    ("other_random", r"its kept differs when the network is made again"),
+    ("counter", r"its kept differs when the network is made again or used"),
 ])  # fmt: skip
 def test_a_network_that_no_learner_can_use_is_refused(odd, name, line):
     with pytest.raises(ValueError, match=f"^--network odd_networks:{name}: the policy network: ValueError: .*{line}"):

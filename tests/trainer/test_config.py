@@ -3,9 +3,11 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import mpi_util
 from trainer.command_line import parse
 from trainer.config import Config
 from trainer.run_folder import sign
@@ -82,12 +84,34 @@ def test_what_is_wrong_is_one_line(written, capsys, tmp_path):
         "{": "is neither TOML (as FILE.toml) nor JSON: ",
         '{"env": "Hopper-v4", "clip": 0.1, "algo": "trpo"}': "--clip has no effect with --algo trpo",
         '{"lr": 0.1}': "give either an environment",
+        '{"env": "Hopper-v4", "seeds": "0-4"}': "give --seeds on the command line",
     }.items():
         path = written(settings)
         err = refused(capsys, "--config", path)
         assert line in err and (path in err or "effect" in err or "either" in err), err
     assert "No such file" in refused(capsys, "--config", str(tmp_path / "nix.json"))
     assert "--config cannot change on --resume" in refused(capsys, "--resume", "x", "--config", written(SETTINGS))
+
+
+def test_what_the_command_line_says_counts_in_full(written, monkeypatch):
+    monkeypatch.setattr(mpi_util, "usable_cores", lambda: 7)
+    command = {"env_command": "mpiexec -n 2 python -m mpi_util.serve mine:make"}
+    config = parse(["Hopper-v4", "--config", written(command), "--trust"])
+    assert (config.env, config.env_command) == ("Hopper-v4", None)
+    config = parse(["--env_command", command["env_command"], "--log_dir", "logs", "--config", written(SETTINGS)])
+    assert (config.env, config.log_dir) == ("mine:make", "logs")  # where the command's output goes
+    files = {"cores": written({"env": "m:f", "nprocs": "auto"}, "a.json"), "four": written({"env": "m:f", "nprocs": 4})}
+    for file, more, n in [
+        ("cores", "", 7), ("cores", "--nprocs 2", 2), ("cores", "--ranks_per_env 3", 6), ("four", "", 4),
+        ("four", "--nprocs auto", 7), ("four", "--nprocs=auto --hosts h1:3,h2:2", 5), ("cores", "--nprocs auto", 7),
+    ]:  # fmt: skip
+        assert parse([*more.split(), "--config", files[file], "--trust"]).nprocs == n, (file, more)
+
+
+def test_a_resumed_run_keeps_its_teams_whole(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(mpi_util, "usable_cores", lambda: 7)
+    Path(written(parse(["m:f", "--ranks_per_env", "3", "--nprocs", "3"]).effective)).rename(tmp_path / "config.json")
+    assert parse(["--resume", str(tmp_path), "--nprocs", "auto", "--trust"]).nprocs == 6
 
 
 def test_a_preset_in_a_file_gives_way_to_the_file(written):

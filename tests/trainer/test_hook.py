@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from training import rows, train
 
@@ -90,7 +91,8 @@ def test_what_it_may_change(tmp_path):
     for wrong, line in {"gamma": "cannot change gamma", "lr": "--lr is -1.0"}.items():
         with pytest.raises(ValueError, match=line):
             hook.set(**{wrong: -1.0})
-    assert hook.config == config and {"lr", "clip"} <= set(SCHEDULED)
+    hook.set(lr=np.float64(config.lr))
+    assert hook.config == config and type(hook.config.lr) is float and {"lr", "clip"} <= set(SCHEDULED)
     for i in range(45):
         added = hook.columns({"AverageEpRet": 5.0 - i})
     assert added == {"BestEpRet": 5.0} and hook.stopped and hook.config.lr == config.lr / 16

@@ -263,6 +263,9 @@ BAD = {
         ["--ranks_per_env", 2, "--nprocs", 2, "--eval_every", 9, "--eval_async"], "--eval_async is one process"
     ),
     "deviations of choices": (["CartPole-v1", "--log_std", -2], "--log_std has no effect"),
+    "bounds of deviations of choices": (["CartPole-v1", "--std_fall", 1], "--std_fall has no effect"),
+    "a team without enough processes": (["--ranks_per_env", 2], "--nprocs 1 is not a multiple of --ranks_per_env 2"),
+    "no such function": (["--ranks_per_env", 1], "ENV Hopper-v4: "),
 }  # fmt: skip
 
 
@@ -287,6 +290,8 @@ def test_bad_settings_get_one_line(tmp_path, case):
         ("--algo vpg --kl_targ 0.1", "--kl_targ has no effect with --algo vpg"),
         ("--nprocs 2 --watchdog 0 --watchdog_kill", "--watchdog_kill has no effect with --watchdog 0"),
         ("--watchdog_kill", "--watchdog_kill has no effect with --nprocs 1"),
+        ("--log_dir logs", "--log_dir has no effect with --nprocs 1"),
+        ("--env_timeout 3", "--env_timeout has no effect without --env_command or --ranks_per_env"),
         ("--tag_output", "--tag_output has no effect with --nprocs 1"),
         ("--cg_iters 3", "--cg_iters has no effect with --algo ppo"),
         ("--cg_damping 0.1", "--cg_damping has no effect with --algo ppo"),
