@@ -34,8 +34,8 @@ class Outcome(NamedTuple):
     # float64 (4,), over the rows: KL(old || new) and entropy, nats; surrogate loss, -ratio * adv; number of rows whose
     # probability ratio is beyond the clip range
     sums: Array
-    # Gradient, float32 (P,), of the first three sums, weighted as the arguments say; any next call may overwrite it. Of
-    # the last outcome only, once, before the parameters change.
+    # Gradient, float32 (P,), of the first three sums, weighted as the arguments say; any next call may overwrite it.
+    # Call it once, of the newest outcome, before the parameters change.
     gradient: Callable[[float, float, float], Any]
 
 

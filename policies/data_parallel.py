@@ -20,8 +20,8 @@ class LearnerGroup:
 
     n_learners: int = 1
     index: int = 0  # of this learner, 0 to n_learners - 1
-    # Collective among the learners: the sum of an array over them, the same bits on each, in its memory or other. It is
-    # C-contiguous, float32 or float64, of the same shape on each.
+    # Collective among the learners: the sum of an array over them, the same bits on each; it may be overwritten and
+    # returned. It is C-contiguous, float32 or float64, of the same shape on each.
     sum: Callable[[Array], Array] = lambda x: x
 
 

@@ -42,7 +42,7 @@ class Learner:
                 self.net.step(self.summed(self.net.loss_gradient(rows, minibatch, n)), lr)
 
     def summed(self, vector: Any) -> Any:
-        """A vector's sum over the learners. Args: vector: float32 (P,), overwritten. Returns: the same, or an array."""
+        """A vector's sum over the learners. Args: vector: float32 (P,), overwritten. Returns: it, or an array."""
         if self.group.n_learners > 1:
             vector = as_array(vector)
             vector[...] = self.group.sum(vector)  # where an array begins may decide the last bits of products with it

@@ -49,9 +49,9 @@ class EpisodeCollector:
         return self.run([(first + i,) for i in range(n)])
 
     def run(self, keys: Sequence[tuple[int, ...]]) -> Collected:
-        """Collective: the episodes of these keys, the same on every rank; places are positions in it.
+        """Collective: plays the episodes of `keys`, equal on all ranks. Returns: this rank's, by position in `keys`.
 
-        Each goes to the next rank that is free; in turn, where timing must not decide which rank gets it.
+        The next rank that is free takes the next one; in turn, where timing must not decide which rank does.
         """
         deal = mpi_util.deal(len(keys))
         self.stop.then = deal.close
@@ -78,7 +78,7 @@ class SegmentCollector:
     """Collects a segment of fixed length from each environment; the next one continues where it ended.
 
     Episode j of environment e has the key (e, j). An environment stays on one rank until the run is resumed. Episode 0
-    is cut at (e + 1) / num_envs of its limit, not reported: those of one length would begin together to the run's end.
+    is cut at (e + 1) / num_envs of its limit, not reported: else episodes of one length would always begin together.
     """
 
     def __init__(
@@ -89,8 +89,7 @@ class SegmentCollector:
         self.config, self.control, self.actor, self.runners, self.stop = config, control, actor, runners, stop
         self.n_steps = self.config.batch_steps // self.config.num_envs
         self.limit = next((r.env.spec.max_episode_steps for r in runners.values() if r.env.spec), None) or 0
-        first = self.n_steps * self.control.iteration  # a checkpoint without episodes had used at most these numbers
-        self.episodes = {e: Episode.unpack(saved, e) if saved else Episode((e, first)) for e in self.runners}
+        self.episodes = {e: Episode.unpack(saved, e) if saved else Episode((e, 0)) for e in self.runners}
         lost = [e for e, episode in self.episodes.items() if episode.length and not self._started(e)]
         self.episodes |= {e: self.episodes[e].next for e in lost}
         if n_lost := int(mpi_util.all_sum(len(lost))):
@@ -183,7 +182,7 @@ NOTHING = Pooled(None, Part.whole(0), np.zeros(2))
 
 
 def gather(collected: Collected, spec: Spec, stop: mpi_util.StopRequest) -> Pooled:
-    """Collective: all ranks' batches on rank 0, in the order of their places; NOTHING elsewhere."""
+    """Collective: all ranks' batches on rank 0, in the order of their places; NOTHING elsewhere, and when stopped."""
     batch = mpi_util.rank0_accum_batches(list(collected.values()), index=list(collected))
     if mpi_util.rank or stop:
         return NOTHING

@@ -53,7 +53,7 @@ class Display:
 
     def begin(self, steps: int, episodes: int, seconds: float) -> None:
         """Says how far the run is before its first row. Args: seconds: of training, in earlier starts."""
-        self.recent.seen = episodes
+        self.recent.seen = self.recent.seen or episodes  # those of the rows, if they are known
         if self.panel:
             self.panel.begin(steps, episodes, seconds)
 

@@ -34,7 +34,7 @@ class Exports:
     def __init__(self, config: Config, folder: Path, rows: int):
         """Args: rows: to keep of an earlier start."""
         self._folder, self._path, self._events, self._run = folder, folder / "progress.jsonl", None, None
-        self._video_every, self._video_at, self._curve_at = config.video_every, 0.0, time.monotonic()
+        self._video_every, self._curve_at, self.steps = config.video_every, time.monotonic(), 0.0  # of the last row
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
         replace_file(self._path, b"".join(self.kept))
@@ -61,8 +61,8 @@ class Exports:
         """Starts what is due. Args: steps: of the run, so far."""
         if time.monotonic() - self._curve_at > CURVE_S:
             self._draw_curve()
-        if self._video_every and steps - self._video_at >= self._video_every:
-            self._video_at = steps
+        before, self.steps = self.steps, steps
+        if (every := self._video_every) and steps // every > before // every:
             kind = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
             film = self._folder / VIDEOS / f"{steps:09.0f}.{kind}"
             with contextlib.suppress(OSError):
@@ -71,8 +71,8 @@ class Exports:
                 self._start("video", "trainer.play", "--watch", self._folder, "--last", "--trust", "--video", film)
 
     def end(self) -> dict[str, str]:
-        """Ends all, after a last curve, and waits for it. Returns: names in the folder of curve and videos, of those
-        that have not failed; what is not ready yet is made after the run, and its name says so."""
+        """Ends all, after a last curve, and waits for it. Returns: {"curve", "video": its name in the folder}, without
+        what has failed; " (not ready yet)" follows the name of what is still being made."""
         if self._events:
             self._events.close()
         if self._run:

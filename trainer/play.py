@@ -143,7 +143,7 @@ def load_policy(run: str | Path, which: str = "", *, trust: bool = False) -> Sav
         evaluated = (path / BEST).exists()
         if which == "best" and not evaluated:
             raise ValueError(f"{path} has no {BEST}: the run has not evaluated its policy (--eval_every)")
-        path /= BEST if evaluated and which != "last" else POLICY
+        path /= {"best": BEST, "last": POLICY, "": BEST if evaluated else POLICY}[which]
     return SavedPolicy(path, trust)
 
 

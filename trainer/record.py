@@ -61,6 +61,7 @@ class Record:
             for line in self._exports.kept:
                 row = {name: math.nan if value is None else value for name, value in json.loads(line).items()}
                 self.display.before(row)
+                self._exports.steps = row["TotalEnvInteracts"]
                 self.standstill.after(row)  # which may have been said by the earlier start
 
     def announce(self, steps: int, episodes: int, ended: bool) -> None:
@@ -89,7 +90,7 @@ class Record:
     def settings(self) -> dict[str, Any]:
         """For config.json: all settings in effect, versions, and the command line of each start."""
         before = json.loads(read(self.folder.path / "config.json")) if self.config.resume else {}
-        commands = [*before.get("commands", []), shlex.join([python_command(), *sys.argv])]
+        commands = [*before.get("commands", []), f"{python_command()} {shlex.join(sys.argv)}"]
         versions = {"python": platform.python_version()}
         for package in PACKAGES:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -109,8 +110,8 @@ class Record:
 
         Args:
             n_steps: environment steps of all ranks. busy_s: seconds of rollouts, summed over the ranks.
-            seconds: of its phases; while others collected, "record": what rank 0 did after the last broadcast;
-                "beside": its update.
+            seconds: of its phases; with --overlap also what rank 0 did while the others collected: "record", after the
+                last broadcast, and "beside", its update.
         """
         seconds = dict.fromkeys((*PHASES, "record", "beside"), 0.0) | seconds
         collecting = sum(seconds[name] for name in ("rollout", "gather", "record", "beside"))
@@ -140,7 +141,7 @@ class Record:
         return time.perf_counter() - self.saved_at >= self.config.save_every
 
     def save(self, policy: dict[str, np.ndarray], arrays: dict[str, np.ndarray], scalars: dict[str, float]) -> None:
-        """Writes the best policy, if it is of this start, this one, and everything that the rest of the run depends on.
+        """Writes this policy, the best one if this start found it, and everything that the rest of the run depends on.
 
         Args: policy: weights and observation scale. arrays, scalars: as Training.state returns them.
         """
@@ -174,7 +175,8 @@ class Record:
         self.display.say(f"  play:     {self._command('--watch')}")
         for what, name in self._exports.end().items():
             self.display.say(f"  {what}:{' ' * (9 - len(what))}{self.folder.given / name}")
-        more = "" if why == "stopped" else " --total_steps N" if self.config.total_steps else " -n N"
+        limits = " --total_steps N" * bool(self.config.total_steps) + " -n N" * bool(self.config.num_episodes)
+        more = "" if why == "stopped" else limits
         self.display.say(f"  continue: {self._command('--resume')}{more}")
 
 

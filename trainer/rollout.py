@@ -30,7 +30,7 @@ from trainer.environment import action_map, make_env
 
 ENV_STREAM, NOISE_STREAM, EVAL_STREAM = 1, 2, 3
 FIRST_ROWS, NOISE_ROWS = 256, 32
-STOP_S = 1e-3  # between two questions whether to stop, or one step
+STOP_S = 1e-3  # seconds between two questions whether to stop; a longer step delays the next one
 ATTEMPTS = 3  # of an episode whose environment fails, in a row
 MOST_REPLAYED = 100_000  # steps; of a longer episode no actions are kept, so that endless ones do not fill the memory
 
@@ -45,9 +45,9 @@ class Episode:
     key: tuple[int, ...]  # its number, or several; selects its random streams
     length: int = 0  # number of steps so far
     ret: float = 0.0  # sum of their rewards
-    obs: np.ndarray | None = None  # float32 (obs_dim,), the observation after them; None before the first step
+    obs: np.ndarray | None = None  # Spec.obs_dtype (obs_dim,), the observation after them; None before the first step
     acts: tuple[np.ndarray, ...] = ()  # as the actor drew them, as many arrays as calls of Runner.run
-    rews: tuple[np.ndarray, ...] = ()  # float64, likewise
+    rews: tuple[np.ndarray, ...] = ()  # float64, as many arrays as acts
 
     @property
     def next(self) -> "Episode":
@@ -119,7 +119,6 @@ class Runner:
         self._stream = ENV_STREAM if training else EVAL_STREAM
         self._render = {"render_mode": env.render_mode} if env.render_mode else {}
         _, self.discrete, self.to_env = action_map(env.action_space)
-        self._lam = config.fitted(actor.spec).lam or 0.0
         self._obs, self._scaled = self._rows(FIRST_ROWS)
 
     def _rows(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -237,7 +236,7 @@ class Runner:
         self.scaler.scale(self._obs[t], self._scaled[t])
         val = self.actor.value(self._scaled[: t + 1])
         last_val = 0.0 if terminated else float(val[t])
-        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, float(self.control.gamma[0]), self._lam)
+        adv = gae(rew * self.control.rew_scale[0], val[:t], last_val, float(self.control.gamma[0]), self.config.lam)
         self._require_finite((), (), (), adv)
         ret = adv + val[:t]  # TD(lambda) returns: less noisy targets than Monte Carlo returns
         batch = {"obs": self._obs[:t].copy(), "act": act, "adv": adv, "ret": ret}
@@ -260,7 +259,7 @@ class Runner:
     def _require_finite(self, obs: Any, act: Any, rew: Any, adv: Any = (), first: int = 0) -> None:
         """Raises BadData, which names the first number that is not finite.
 
-        Args: since the last batch. first: the step of `obs[0]`; of the others those before it have been looked at.
+        Args: of the steps since the last batch. first: step of `obs[0]`; actions and rewards before it are checked.
         """
         found = []
         for name, values in ("observation", obs), ("action", act[first:]), ("reward", rew[first:]), ("advantage", adv):

@@ -24,7 +24,7 @@ WORDS = "seeds.json"  # in a run's folder: the command line with which it began
 def numbers(text: str) -> list[int]:
     """Seeds: "0-4" or "0,3,5-7". Raises ValueError: another text, or a range without a seed."""
     ranges = [part.split("-") for part in text.split(",")]
-    if any(int(ends[0]) > int(ends[-1]) for ends in ranges):
+    if any(len(ends) > 2 or int(ends[0]) > int(ends[-1]) for ends in ranges):
         raise ValueError(text)
     return [n for ends in ranges for n in range(int(ends[0]), int(ends[-1]) + 1)]
 
@@ -32,7 +32,7 @@ def numbers(text: str) -> list[int]:
 def several_seeds(program: str, arguments: list[str]) -> int:
     """Runs the command line once for each of its --seeds. Returns the exit status: 1 if a run has failed."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = lambda message: parser.exit(2, "train.py: --seeds: give them as 0-4 or 0,1,7\n")  # type: ignore[method-assign]
+    parser.error = lambda message: parser.exit(2, f"train.py: {message}; --seeds takes 0-4 or 0,1,7\n")  # type: ignore[method-assign]
     parser.add_argument("--seeds", type=numbers, required=True)
     parser.add_argument("--name")  # the runs get its folders as --run_dir
     own, words = parser.parse_known_args(arguments)
@@ -60,7 +60,8 @@ def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict
     if checkpoints(folder):
         if not begun.exists() or read(begun) != json.dumps(command).encode():
             raise mpi_util.UsageError(f"{folder} holds a run with other arguments; remove it, or give another --name")
-        command = ["--resume", str(folder), *({"--trust"} & {*words})]
+        command, given = ["--resume", str(folder), *({"--trust"} & {*words})], vars(parse([*words]))
+        command += [f"--{name}={given[name]}" for name in ("hosts", "hostfile", "log_dir") if given[name]]
     else:
         replace_file(begun, json.dumps(command).encode())
         command += ["--run_dir", str(folder)]

@@ -75,7 +75,7 @@ class Training:
         for learner in (self.learners.policy, self.learners.value):
             learner.lr_scale = 1.0 - done if config.lr_schedule == "linear" else 1.0
         if config.std_fall and config.total_steps and not self.spec.discrete:
-            # evenly at most: states that it no longer meets are forgotten; in the end in any case: noise costs returns
+            # least: evenly, as states that are met no more are forgotten; most: in the last fifth: noise costs returns
             falls = done, max(0.0, 5.0 * done - 4.0)
             least, most = (np.float32(config.log_std - config.std_fall * fall) for fall in falls)
             self.learners.policy.log_std_range = least, most

@@ -20,7 +20,7 @@ from mpi_util_spinup import plot
 from policies.actor import Spec
 from trainer.command_line import parse, plain
 from trainer.play import load_policy
-from trainer.seeds import numbers
+from trainer.seeds import numbers, run_one
 
 
 @functools.cache
@@ -231,11 +231,11 @@ def test_numbers_as_people_write_them(capsys):
         ["Hopper-v4", "--total-steps=1e6", "--batch-steps", "1_000", "--nprocs", "auto", "--env-kwargs", "{}"]
     )
     assert (config.total_steps, config.batch_steps) == (1_000_000, 1000) and config.nprocs >= 1
-    assert plain(["--a-b", "c-d", "-n", "--x-y=a-b"]) == (["--a_b", "c-d", "-n", "--x_y=a-b"], False)
+    assert plain(["--a-b", "c-d", "-n", "--x-y=a-b"]) == ["--a_b", "c-d", "-n", "--x_y=a-b"]
     assert numbers("0-2,7") == [0, 1, 2, 7]
     for arguments, problem in [
         (["--total_steps", "1.5"], "'1.5' is not a whole number"),
-        (["--preset", "atarii"], "--preset atarii is not one of: atari"),
+        (["--preset", "atarii"], "argument --preset: invalid choice: 'atarii'"),
         (["--preset", "atari", "--algo", "trpo"], "--preset atari is for --algo ppo"),
         (["--resume", "x", "--preset", "atari"], "--preset cannot change on --resume; leave it out"),
         (["--name", "a/b"], "give it without /"),
@@ -295,6 +295,16 @@ def test_several_seeds_go_on_after_an_interruption(tmp_path):
     assert len((folder / "progress.txt").read_text().splitlines()) == 11
 
 
+def test_a_seed_goes_on_at_the_hosts_that_its_command_names(tmp_path, monkeypatch):
+    words = ("Hopper-v4", "--hosts", "h1:2,h2:2", "--log_dir", "logs")
+    (tmp_path / "seeds.json").write_text(json.dumps([*words, "--seed", "3"]))
+    (tmp_path / "checkpoint.safetensors").touch()
+    monkeypatch.setattr(os, "execv", lambda _, command: monkeypatch.setattr(sys, "argv", command))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    run_one("train.py", words, 3, {"output_dir": str(tmp_path)})
+    assert sys.argv[2:] == ["--resume", str(tmp_path), "--hosts=h1:2,h2:2", "--log_dir=logs"]
+
+
 @pytest.mark.slow
 def test_several_seeds_of_train_py(tmp_path):
     done = run([sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 8, "-b", 8, "--seeds", "3-4"], 60, cwd=tmp_path)
@@ -304,9 +314,11 @@ def test_several_seeds_of_train_py(tmp_path):
     }
     assert done.out.endswith("plot runs/Hopper-v4/ppo-s\n")
     for arguments, problem in {
-        ("--seeds=x",): "--seeds: give them as 0-4 or 0,1,7",
-        ("--seeds", "4-3"): "--seeds: give them as 0-4 or 0,1,7",
-        ("--seeds",): "--seeds: give them as 0-4 or 0,1,7",
+        ("--seeds=x",): "invalid numbers value: 'x'; --seeds takes 0-4 or 0,1,7",
+        ("--seeds", "4-3"): "--seeds takes 0-4 or 0,1,7",
+        ("--seeds", "1-2-3"): "--seeds takes 0-4 or 0,1,7",
+        ("--seeds",): "--seeds takes 0-4 or 0,1,7",
+        ("--seeds", "0-1", "--name"): "argument --name: expected one argument",
         ("--seeds", "0-1", "--run_dir", "x"): "leave out --resume and --run_dir",
         (
             "--seeds",
