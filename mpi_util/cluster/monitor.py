@@ -302,5 +302,4 @@ class ClusterMonitor(ProcessMonitor):
             elif "unready" in message:
                 self.refused = message["unready"]
         if each.done:
-            with contextlib.suppress(KeyError):
-                self.selector.unregister(each.output)
+            self.selector.unregister(each.output)

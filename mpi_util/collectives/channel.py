@@ -23,7 +23,7 @@ from ..host.waiting import wait_until
 from ..ranks import failure
 from ..ranks.console import print0_once
 from ..ranks.identity import Comm, Role, check_launcher, check_no_parent, world
-from ..ranks.state import States, state
+from ..ranks.state import state
 from ..ranks.threads import Threads
 from ..ranks.watchdog import FIRST_CALL, Watchdog
 from .agreement import Agreement, Answer, Before
@@ -48,8 +48,8 @@ class Channel(Agreement):
     """Collective: the private channel of a communicator whose ranks share one machine; make it with `channel_of`."""
 
     version = 0  # of the weights that were sent last
-    peers: Peers  # only with more than one rank
     counter_kind: Any = None  # on several machines the class of `deal`'s counter
+    counter: Any = None  # `deal`'s, made at its first call
 
     def __init__(self, comm: Any = None, peers: Peers | None = None):
         self.comm: Any = None  # a duplicate of the communicator; None in a single process
@@ -57,10 +57,10 @@ class Channel(Agreement):
         if peers:
             self.comm, request = comm.Idup()
             wait_until(request.Test)
-            self.peers, self.machine = peers, peers.machine
+            self.machine = peers.machine
         super().__init__(comm.Get_rank() if comm else 0, comm.Get_size() if comm else 1, self.comm, peers)
         self.pool = Pool()
-        self.states = States(self)  # what other modules keep for this communicator, each made as `kind(channel)`
+        self.loops: dict[str, Any] = {}  # by phase, those that a program makes itself, around `collect`
 
     def lease(self, nbytes: int, users: Sequence[int]) -> tuple[np.ndarray, BlockAddress | None]:
         """A block, uint8, that those ranks of this machine can map; where that fails, private memory, and None.
@@ -142,8 +142,9 @@ class Channel(Agreement):
         if self.comm is None:
             return
         self.comm.Free()
-        self.states.close()
-        self.peers.close()
+        if self.counter:
+            self.counter.close()
+        self.messages.peers.close()
         self.pool.close()
         state(Kept).open.remove(self)
 

@@ -26,7 +26,7 @@ from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, strea
 from ..ranks.state import state
 from .agreement import Before
 from .bcast import Models, send
-from .channel import Channel, channel_of
+from .channel import channel_of
 from .deal import deal_on, share_of
 from .gather import to_rank0
 
@@ -244,13 +244,8 @@ class _Loop:
         mine.at(own.inside)
 
 
-def _kept_loops(_: Channel) -> dict[str, _Loop]:
-    """By phase, the loops that a program makes itself, around `collect`."""
-    return {}
-
-
 def _kept_loop(call: str, comm: Comm, phase: str) -> _Loop:
-    loop = channel_of(comm).states.of(_kept_loops).setdefault(phase, _Loop(call, comm, phase))
+    loop: _Loop = channel_of(comm).loops.setdefault(phase, _Loop(call, comm, phase))
     loop.call = call  # `collect` and `rollouts` may take turns in a phase
     return loop
 

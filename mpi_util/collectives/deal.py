@@ -85,8 +85,8 @@ def deal_on(channel: Channel, n: int, by_rows: bool = False, mean: float = 0.0) 
     state(Before).run()
     if not channel.alone:  # else a rank deals to itself
         state(_Made)[threading.get_ident()] += 1
-    counter = channel.states.of(channel.counter_kind or Counter)
-    return Deal(counter, Round(next(counter.rounds), n, by_rows, mean))
+    channel.counter = channel.counter or (channel.counter_kind or Counter)(channel)
+    return Deal(channel.counter, Round(next(channel.counter.rounds), n, by_rows, mean))
 
 
 class _Made(collections.Counter[int]):
@@ -113,7 +113,6 @@ class Deal:
                 fix = "Deal pairs as one range: for i, j in (divmod(k, m) for k in deal(n * m))"
                 raise UsageError(f"deal: the body of a loop over dealt numbers has dealt too; {why}. {fix}")
             state(Threads).switch(False)  # each time, as there may have been a gather
-            self.serve()
             if (number := self._counter.take(self._dealt)) is None:
                 return
             self.taken.append(number)
@@ -202,9 +201,8 @@ class Counter:
                     return None
                 number, end = more.start, more.stop
             taken = range(number, min(end, number + how_many(end - number)))
-            following = max(number, taken.stop)
-            end = following if self.guesses and dealt.by_rows else end  # it is guessed again
-            slot[:_CLOSED] = dealt.number, n, following, end, ended, rows
+            end = taken.stop if self.guesses and dealt.by_rows else end  # it is guessed again
+            slot[:_CLOSED] = dealt.number, n, taken.stop, end, ended, rows
             return taken
 
     def end(self, dealt: Round, rows: int) -> None:

@@ -18,7 +18,7 @@ from ..ranks.identity import Comm
 from . import pickles
 from .agreement import SECOND
 from .channel import Channel, Piece, channel_of, paired
-from .mismatch import list_refused, segments_differ, structures_differ
+from .mismatch import difference, list_refused, structures_differ
 
 T = TypeVar("T")
 Numbers = float | Mapping[Any, float]  # they become arrays
@@ -85,7 +85,8 @@ def rank0_gather(obj: Any, *, index: Index = None, comm: Comm = None) -> list[An
     """
     batch: Any = tree.Objects([obj])
     if index is not None:
-        batch = [tree.Objects([item]) for item in obj] if isinstance(obj, Sequence) else obj
+        is_list = isinstance(obj, Sequence) and not isinstance(obj, (str, bytes))
+        batch = [tree.Objects([item]) for item in obj] if is_list else obj
     gathered = to_rank0(channel := channel_of(comm), "rank0_gather", batch, index)
     return list(gathered) if channel.rank == 0 else [obj] if index is None else list(obj)
 
@@ -233,7 +234,8 @@ class Rows:
             raise BatchError(f"{op}: {found}; after deal(): index=episodes.taken")
         for i, (structure, _) in enumerate(self._packed):
             if structure != self._packed[0][0]:
-                raise segments_differ(op, (order[i], order[0]), structure, self._packed[0][0])
+                path, here, there = difference(structure, self._packed[0][0])
+                raise BatchError(f"{op}: {path} is {here} in number {order[i]} and {there} in number {order[0]}")
         rows = [[len(array) for array in arrays] for _, arrays in self._packed]
         return Header(self._packed[0][0] if self._packed else None, index is not None, order, rows)
 

@@ -35,17 +35,11 @@ def check_same(op: str, descriptions: Sequence[Sequence[Any]]) -> None:
     raise rank_mismatch(what, map(text, found))
 
 
-def segments_differ(op: str, numbers: tuple[int, int], structure: Structure, expected: Structure) -> BatchError:
-    """The error of a rank of which two segments differ. Args: numbers: those in the index."""
-    path, here, there = _difference(structure, expected)
-    return BatchError(f"{op}: {path} is {here} in number {numbers[0]} and {there} in number {numbers[1]}")
-
-
 def structures_differ(op: str, structures: Mapping[int, Structure]) -> RankMismatchError:
     """The error that shows the structure of each rank, by rank, where they are not the same."""
     first, expected = next(iter(structures.items()))
     other = next(k for k, structure in structures.items() if structure != expected)
-    path, there, here = _difference(expected, structures[other])
+    path, there, here = difference(expected, structures[other])
     table = []
     for structure in structures.values():
         found = {_quoted(p): text for p, text in _by_path(structure).items()}
@@ -58,7 +52,7 @@ def structures_differ(op: str, structures: Mapping[int, Structure]) -> RankMisma
 
 def list_refused(op: str, path: str, items: list[Any], indexed: bool) -> BatchError:
     """The error of a batch with a list that may be a structure, or rows."""
-    kind = type(next(item for item in items if not isinstance(item, tree.PLAIN))).__name__
+    kind = type(next(item for item in items if not tree.is_plain(item))).__name__
     fix = "make it a tuple if each position means something, one array if its items are rows; for others: rank0_gather"
     if not path and not indexed:
         fix = "for episodes of deal() or share() add index=, as in index=episodes.taken; for others: rank0_gather"
@@ -70,7 +64,7 @@ def _by_path(structure: Structure) -> dict[str, str]:
     return dict(containers) | {leaf.path: str(leaf) for leaf in leaves}
 
 
-def _difference(these: Structure, those: Structure) -> tuple[str, str, str]:
+def difference(these: Structure, those: Structure) -> tuple[str, str, str]:
     """The first part that differs, what it is in these, what it is in those."""
     a, b = _by_path(these), _by_path(those)
     path = next((p for p in sorted(a.keys() | b.keys()) if a.get(p) != b.get(p)), "")

@@ -15,7 +15,7 @@ from ..errors import BatchError
 from ..host.segments import private
 from ..ranks.identity import Comm
 from .agreement import SECOND
-from .channel import Channel, channel_of, write_rows
+from .channel import channel_of, write_rows
 from .mismatch import check_same
 
 T = TypeVar("T")
@@ -96,54 +96,7 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: b
     if channel.size == 1:
         channel.enter(op)  # rank 0's threads are those of any number of ranks
         own.prepare()
-    else:
-        own.take(_add_up(channel, own))
-    return own.arrays
-
-
-class _Sum:
-    """One sum or mean: what this rank adds, and how rows are added up."""
-
-    arrays: Arrays
-    layout: Layout  # of a row; float16 is added up as float32
-    addends: list[np.ndarray]  # this rank's arrays as they are added up, in the order of the layout
-
-    def __init__(self, op: str, make: Callable[[], Arrays], divisor: int):
-        self.op, self._make, self.divisor = op, make, divisor  # divisor: number of ranks if it is a mean, else 0
-
-    def prepare(self) -> Description:
-        """Makes the arrays, within the collective call, so that an error reaches all ranks. Returns: what they are."""
-        self.arrays = self._make()
-        self._there = {name: array for name, array in self.arrays.items() if array is not None}
-        for name, array in self._there.items():
-            if self.divisor and array.dtype.kind not in "fc":
-                raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be averaged; use a float dtype")
-        dtypes = (np.dtype("f4") if array.dtype == "f2" else array.dtype for array in self._there.values())
-        named = zip(self._there, dtypes, (array.shape for array in self._there.values()))
-        self.layout = Layout.of(named)
-        self.addends = [np.asarray(array, e.dtype) for array, e in zip(self._there.values(), self.layout.entries)]
-        made = self.arrays.items()
-        return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
-
-    def take(self, total: np.ndarray) -> None:
-        for array, view in zip(self._there.values(), self.layout.views(total)):
-            np.copyto(array, view)
-
-    def combine(self, rows: Sequence[np.ndarray], total: np.ndarray) -> None:
-        """Adds up rows in their order, and for a mean divides, into `total`."""
-        for first, second, *rest, out in zip(*map(self.layout.views, (*rows, total))):
-            np.add(first, second, out=out)
-            for row in rest:
-                np.add(out, row, out=out)
-            if self.divisor:
-                np.divide(out, self.divisor, out)
-
-
-def _add_up(channel: Channel, own: _Sum) -> np.ndarray:
-    """Collective: all ranks' arrays, added up in rank order, in the layout of the sum; valid until the next call.
-
-    What fails while the rows of large ones move reaches all ranks by the second agreement.
-    """
+        return own.arrays
 
     def contribute() -> tuple[Description, np.ndarray | None]:
         description, row = own.prepare(), None
@@ -153,7 +106,7 @@ def _add_up(channel: Channel, own: _Sum) -> np.ndarray:
 
     def decide(contributed: list[tuple[Description, np.ndarray | None]]) -> Sequence[Any]:
         """For each rank the total; or its answer for a block with a row of each."""
-        check_same(own.op, [description for description, _ in contributed])
+        check_same(op, [description for description, _ in contributed])
         if rows := [row for _, row in contributed if row is not None]:
             own.combine(rows, total := private(own.layout.nbytes))
             return [total] * channel.size
@@ -161,13 +114,49 @@ def _add_up(channel: Channel, own: _Sum) -> np.ndarray:
         pieces = [[(k * own.layout.nbytes + start, n) for start, n in places] for k in range(channel.size)]
         return channel.collect_targets(channel.size * own.layout.nbytes, pieces)
 
-    answer: Any = channel.agree(own.op, contribute, decide)
-    if isinstance(answer, np.ndarray):
-        return answer
-
     def add(_: Any) -> Sequence[Any]:
         rows = answer.block.reshape(channel.size, -1)
         return channel.spread_sources(own.layout.nbytes, lambda total: own.combine(rows, total))
 
-    op = own.op + SECOND
-    return channel.spread(op, channel.agree(op, lambda: channel.collect(op, answer, own.addends), add))
+    total = answer = channel.agree(op, contribute, decide)
+    if not isinstance(answer, np.ndarray):  # what fails while the rows move reaches all ranks by the second agreement
+        second = op + SECOND
+        total = channel.spread(second, channel.agree(second, lambda: channel.collect(op, answer, own.addends), add))
+    for array, view in zip(own.there.values(), own.layout.views(total)):
+        np.copyto(array, view)
+    return own.arrays
+
+
+class _Sum:
+    """One sum or mean: what this rank adds, and how rows are added up."""
+
+    arrays: Arrays
+    there: dict[str, np.ndarray]  # those that are not None
+    layout: Layout  # of a row; float16 is added up as float32
+    addends: list[np.ndarray]  # this rank's arrays as they are added up, in the order of the layout
+
+    def __init__(self, op: str, make: Callable[[], Arrays], divisor: int):
+        self.op, self._make, self.divisor = op, make, divisor  # divisor: number of ranks if it is a mean, else 0
+
+    def prepare(self) -> Description:
+        """Makes the arrays, within the collective call, so that an error reaches all ranks. Returns: what they are."""
+        self.arrays = self._make()
+        self.there = {name: array for name, array in self.arrays.items() if array is not None}
+        for name, array in self.there.items():
+            if self.divisor and array.dtype.kind not in "fc":
+                raise BatchError(f"{self.op}: '{name}' is {array.dtype}, which cannot be averaged; use a float dtype")
+        dtypes = (np.dtype("f4") if array.dtype == "f2" else array.dtype for array in self.there.values())
+        named = zip(self.there, dtypes, (array.shape for array in self.there.values()))
+        self.layout = Layout.of(named)
+        self.addends = [np.asarray(array, e.dtype) for array, e in zip(self.there.values(), self.layout.entries)]
+        made = self.arrays.items()
+        return tuple((name, None, None) if a is None else (name, a.dtype, a.shape) for name, a in made)
+
+    def combine(self, rows: Sequence[np.ndarray], total: np.ndarray) -> None:
+        """Adds up rows in their order, and for a mean divides, into `total`."""
+        for first, second, *rest, out in zip(*map(self.layout.views, (*rows, total))):
+            np.add(first, second, out=out)
+            for row in rest:
+                np.add(out, row, out=out)
+            if self.divisor:
+                np.divide(out, self.divisor, out)

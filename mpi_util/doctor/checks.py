@@ -115,7 +115,8 @@ def _here() -> Iterator[Check]:
     else:
         meaning = "this process takes itself for a rank" if is_rank else "not this process's, and ignored"
         do = f"run this outside mpiexec and srun; in a shell that has them by mistake: unset {' '.join(left)}"
-        yield Check("rank variables", f"{_listed(left)}: {meaning}" if left else "none", do if is_rank else "", left)
+        found = f"{', '.join(map('='.join, left.items()))}: {meaning}" if left else "none"
+        yield Check("rank variables", found, do if is_rank else "", left)
     try:
         limits, cores, _ = core_limits(), usable_cores(), update_threads()
         text = f"{cores} ({', '.join(f'{name} {n:g}' for name, n in limits.items() if n != float('inf'))})"
@@ -123,10 +124,6 @@ def _here() -> Iterator[Check]:
         yield Check("cores", text, do if cores == 1 else "", {"usable": cores})
     except UsageError as error:
         yield Check("cores", str(error), "unset it, or set it to such a number", bad=True)
-
-
-def _listed(variables: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(variables.items()))
 
 
 def mpi() -> Iterator[Check]:

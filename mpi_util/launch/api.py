@@ -77,7 +77,8 @@ def mpi_fork(
     """
     _open_standard_streams()
     try:
-        identity.check_variables()
+        if error := state(Role).error:
+            raise error
         if output not in ("all", "rank0"):
             raise UsageError(f'mpi_fork: output is "all" or "rank0"; got {output!r}')
         side = start_ranks(n, gpu_pct, max_restarts, hosts, hostfile, bind_to_core, threads, ranks_per_env)

@@ -3,8 +3,6 @@
 Runs in the waiting parent; nothing here starts MPI.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 monitor.py sees the ranks, verdict.py says who failed; this file decides when the launcher has had time enough.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import math
@@ -231,8 +229,6 @@ class Arrivals:
     """Watches that all ranks come to mpi_fork: until then no watchdog of theirs can run.
 
     A rank may hang above mpi_fork (an import from a network disk), be stopped, or hang in MPI_Init; the others wait.
-
-    Args: n_ranks: of the job. monitor: its processes.
     """
 
     def __init__(self, n_ranks: int, monitor: ProcessMonitor):

@@ -172,15 +172,10 @@ def nworkers() -> int:
     return (role.place or (0, role.size))[1] if role.launcher else comm.Get_size() if (comm := world()) else 1
 
 
-def check_variables() -> None:
-    """Raises LaunchError if the launcher's variables make no sense."""
+def check_no_parent() -> None:
+    """Raises LaunchError in the process that started ranks, whose program would run once more; and `Role.error`."""
     if error := state(Role).error:
         raise error
-
-
-def check_no_parent() -> None:
-    """Raises LaunchError in the process that started ranks: a program that continues there would run once more."""
-    check_variables()
     if state(Role).is_parent:
         fix = "write `mpi_fork(n, exit=True)`, or `if mpi_fork(n) == 'parent': sys.exit()`"
         raise LaunchError(f"this process has started the ranks, which have ended, and has nothing to compute; {fix}")

@@ -186,7 +186,11 @@ class Process:
             self._fail("has ended", request.doing)
         finally:
             if request.name == "close":
-                self._close()
+                self.ended = self.ended or f"{self._name} was closed"
+                self._wire.connection.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.solver.wait(_END_S)
+                self.solver.kill()  # and what it has left behind
             self.idle_since = time.monotonic()
         if answer == "result":
             return rest[0]
@@ -201,13 +205,6 @@ class Process:
         self.solver.kill()
         self.ended = f"{self._name} {what}, in {doing}; it said last:{_set_off(self.solver.tail() or '(nothing)')}"
         raise SimulatorError(self.ended)
-
-    def _close(self) -> None:
-        self.ended = self.ended or f"{self._name} was closed"
-        self._wire.connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.solver.wait(_END_S)
-        self.solver.kill()  # and what it has left behind
 
 
 def _set_off(text: str) -> str:

@@ -12,7 +12,7 @@ from conftest import mpi_environment, run
 import mpi_util
 from mpi_util.collectives import deal as module
 from mpi_util.errors import UsageError
-from mpi_util.ranks.state import process
+from mpi_util.ranks.state import made
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def as_rank(monkeypatch):
     def become(rank, size):
         monkeypatch.setenv("PMI_RANK", str(rank))
         monkeypatch.setenv("PMI_SIZE", str(size))
-        process.close()
+        made.clear()
 
     yield become
     monkeypatch.undo()
-    process.close()
+    made.clear()
 
 
 @pytest.mark.parametrize(("n", "size"), [(10, 1), (10, 3), (2, 4), (0, 3), (4000, 7)])

@@ -19,7 +19,7 @@ from conftest import RANKS, ROOT, mpi_environment, run
 
 from mpi_util.errors import UsageError
 from mpi_util.host.cores import usable_cores
-from mpi_util.ranks.state import process
+from mpi_util.ranks.state import made
 from mpi_util_spinup.experiment import Experiment, Schedule
 from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid, setup_logger_kwargs
 
@@ -154,12 +154,12 @@ def test_runs_that_make_no_sense(tmp_path, monkeypatch):
             grid.run(data_dir=tmp_path, **arguments)
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
-    process.close()
+    made.clear()
     with pytest.raises(UsageError, match="without mpiexec"):
         grid.run(max)
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
-    process.close()
+    made.clear()
 
 
 def test_auto_shares_the_cores(tmp_path):
