@@ -1,5 +1,6 @@
 """The errors of mpi_util. Each message says what is wrong, where, and how to fix it."""
 
+import contextlib
 import itertools
 import operator
 from collections.abc import Iterable
@@ -44,9 +45,10 @@ def rank_mismatch(what: str, found: Iterable[object], ranks: Iterable[int] | Non
 
 def whole_number(what: str, value: Any, least: int = 0) -> int:
     """`value` as an int. UsageError: it is none, as True and 2.0 are none, or less than `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-        raise UsageError(f"{what} is a whole number of at least {least}; got {value!r}")
-    return operator.index(value)
+    with contextlib.suppress(TypeError):
+        if not isinstance(value, bool) and (number := operator.index(value)) >= least:
+            return number
+    raise UsageError(f"{what} is a whole number of at least {least}; got {value!r}")
 
 
 def first_line(error: BaseException) -> str:

@@ -22,9 +22,9 @@ class Objects(list[Any]):
     """A list whose items are data, whatever they are: a leaf."""
 
 
-def _is_plain(node: Any) -> bool:
+def is_plain(node: Any) -> bool:
     """True for a plain value, and for a list or tuple of nothing else."""
-    return all(map(_is_plain, node)) if isinstance(node, (list, tuple)) else isinstance(node, PLAIN)
+    return all(map(is_plain, node)) if isinstance(node, (list, tuple)) else isinstance(node, PLAIN)
 
 
 def is_mapping(node: Any) -> bool:
@@ -60,7 +60,7 @@ def children(node: Any) -> Iterable[tuple[Any, Any]] | None:
     if is_mapping(node):
         return [(key, node[key]) for key in node]
     is_leaf = not isinstance(node, (list, tuple)) or isinstance(node, Objects)
-    return None if is_leaf or (isinstance(node, list) and _is_plain(node)) else enumerate(node)
+    return None if is_leaf or (isinstance(node, list) and is_plain(node)) else enumerate(node)
 
 
 def with_items(node: Any, items: list[Any]) -> Any:

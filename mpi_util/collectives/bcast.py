@@ -19,6 +19,7 @@ from ..ranks.console import msg, print0_once, print_once
 from ..ranks.identity import Comm
 from ..ranks.state import state
 from ..ranks.threads import Threads
+from . import pickles
 from .agreement import SECOND
 from .channel import Channel, Kept, channel_of, paired, write_rows
 from .gather import rank0_accum_batches
@@ -135,12 +136,12 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     def decide(described: list[Any]) -> Sequence[Any]:
         check_same("bcast", described)
         if not in_place:
-            return [x] * channel.size
+            return [pickles.pack("bcast", [x])] * channel.size
         return channel.spread_sources(array.nbytes, lambda block: write_rows(block, [array], [0]))
 
     answer: Any = channel.agree("bcast", describe, decide)
     if not in_place:
-        value: T = answer
+        value: T = pickles.unpack(answer)[0] if channel.rank else x
         return value
     block = channel.spread("bcast", answer)
     if channel.rank:

@@ -100,7 +100,7 @@ def stat_field(pid: int, number: int, states: str = "") -> int | None:
 
 
 def is_alive(pid: int) -> bool:
-    return stat_field(pid, STAT_FLAGS) is not None and stat_field(pid, STAT_FLAGS, "ZX") is None
+    return stat_field(pid, STAT_FLAGS, "RSDTtIKWP") is not None  # all but Z and X, in one look
 
 
 def is_stopped(pid: int) -> bool:

@@ -227,8 +227,14 @@ def check_an_error_of_one_rank_leaves_nobody_behind(comm, rank, size):
     raises(mpi_util.BatchError, "'a/b'", collide)
     raises(mpi_util.BatchError, "masked", mask)
     raises(mpi_util.BatchError, "all_sum: 'x' is <U1, which is text", lambda: mpi_util.all_sum("a", comm=comm))
-    if size > 1:
-        raises(mpi_util.BatchError, "pickle does not take this", lambda: mpi_util.bcast(lambda: 1, comm=comm))
+    raises(mpi_util.BatchError, "pickle does not take this", lambda: mpi_util.bcast(lambda: 1, comm=comm))
+    for function in (mpi_util.rank0_gather, mpi_util.rank0_accum_batches):
+        raises(
+            mpi_util.BatchError, "give a list of batches, not a str", partial(function, "ab", index=[0, 1], comm=comm)
+        )
+    several = {"x": [(1.0, 2.0), np.ones(3)]}  # of which the tuple alone would do
+    raises(mpi_util.BatchError, "with ndarray objects", partial(mpi_util.rank0_accum_batches, several, comm=comm))
+    raises(mpi_util.UsageError, "deal: n is a whole number", partial(mpi_util.deal, np.array([1, 2]), comm=comm))
     raises((TypeError, mpi_util.MpiUtilError), "", bad_index)
     assert mpi_util.all_sum(1, comm=comm) == size  # all are still in step
 

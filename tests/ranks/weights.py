@@ -263,6 +263,8 @@ def check_bcast(comm, rank, size):
     assert mpi_util.bcast(np.array([{"from": rank}], object), comm=comm)[0] == {"from": 0}
     for x in (np.full((2, 3), rank), np.full(100_000, rank, "f4"), np.zeros((0, 2)) + rank):
         assert mpi_util.bcast(x, comm=comm) is x and (x == 0).all()
+    view = mpi_util.bcast(torch.zeros(10**6)[:1], comm=comm)  # which travels without what lies beside it
+    assert view.shape == (1,) and (rank == 0 or view.untyped_storage().nbytes() == 4)
     masked = np.ma.array([1, 2], mask=[rank == 0, False])
     assert mpi_util.bcast(masked, comm=comm).mask.tolist() == [True, False]
     fixed = np.arange(2)
