@@ -176,6 +176,10 @@ class Models(Generic[T]):
                 copiers.append(_writable(slots(self._model, self._graph, trainable=True)))
         return copiers
 
+    def samples(self) -> dict[str, str]:
+        """Of each weight a text that differs where some of up to 2,048 elements do."""
+        return {slot.name: sample(slot.copy()) for _, slot in self.copiers[0].pairs}
+
     def choices(self, alone: bool) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """A digest of what is not sent; and for each copier its signature, and the alignments of its arrays."""
         choices = [

@@ -268,8 +268,10 @@ class _Iteration:
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
+        self._models, self._sent = Models(loop.weights, in_place=True), dict[str, str]()
         if loop.weights is not None:
-            send(loop.call, channel, Models(loop.weights, in_place=True))
+            send(loop.call, channel, self._models)
+            self._sent = self._models.samples() if is_root and loop.version < 0 else {}  # in the first iteration
         elif loop.goes_on() and loop.version == channel.version and channel.size > 1:
             so = "the other ranks play with the weights that they had then"
             print0_once(f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: {so}")
@@ -322,6 +324,10 @@ class _Iteration:
     def _finish(self) -> None:
         """Collective: the rows come to rank 0."""
         loop, channel = self.loop, self.loop.channel
+        if self._sent and (changed := sorted(dict(self._models.samples().items() - self._sent.items()))):
+            so = "no other rank sees that, so results depend on how many there are"
+            fix = "gather what the change needs, and make it on rank 0, where the weights are updated"
+            print0_once(f"mpi_util: {loop.call}: rollouts change '{', '.join(changed[:5])}' of weights=; {so}. {fix}")
         what = f"{loop.kind}={loop.n}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"
 
         def decide(of_ranks: list[tuple[str, list[tuple[int, int]]]]) -> list[tuple[int, Collected]]:

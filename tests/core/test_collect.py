@@ -448,3 +448,22 @@ def test_arguments_that_make_no_sense(change, wrong):
     arguments = {"play": lambda: {"a": 1}, "episodes": 1, "seed": 1, "phase": "wrong"} | change
     with pytest.raises(UsageError, match=wrong):
         mpi_util.collect(**arguments)
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_rollouts_change_of_the_weights_is_said_once(tmp_path, mpi, n):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "rms = {'mean': np.zeros(3), 'count': np.zeros(())}\n"
+        "def normalized():\n"
+        "    rms['count'] += 1\n"
+        "    return {'v': rms['mean'].sum()}\n"
+        "for i in range(4):\n"
+        "    mpi_util.collect(normalized, episodes=4, seed=1, phase='other', weights=weights)\n"
+        "    batch = mpi_util.collect(normalized, episodes=4, seed=1, weights=[weights, rms])\n"
+        "    if batch is not None:\n"
+        "        rms['mean'] += batch['v'].mean() + 1\n"
+    )
+    done = run([sys.executable, path, n], 60, mpi_environment(mpi))
+    assert done.status == 0 and done.err.count("collect: rollouts change '1/count' of weights=; ") == 1
+    assert done.err.count("\n") == 1, done.err
