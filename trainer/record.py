@@ -69,7 +69,7 @@ class Record:
         config, n = self.config, self.config.nprocs
         limits = {"episode": config.num_episodes, "environment step": config.total_steps}
         ends = " or ".join(counted(limit, unit) for unit, limit in limits.items() if limit)
-        ends = f"ends after {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
+        ends = f"ends once it has {ends}" if ends else "runs until you stop it; --total_steps or -n sets an end"
         then = f"{ends}; Ctrl-C saves and stops; to continue:\n  {self._command('--resume')}"
         if ended:
             then = f"it has {steps:,} steps already; --resume with a higher --total_steps or -n continues it"

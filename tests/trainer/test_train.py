@@ -155,7 +155,7 @@ def test_the_interpreter_is_named_as_it_can_be_typed(tmp_path, monkeypatch):
     "limits, ends",
     [
         ("", "runs until you stop it; --total_steps or -n sets an end"),
-        ("-n 24 --total_steps 1000000", "ends after 24 episodes or 1,000,000 environment steps"),
+        ("-n 24 --total_steps 1000000", "ends once it has 24 episodes or 1,000,000 environment steps"),
     ],
 )
 def test_it_says_how_it_ends(tmp_path, capsys, monkeypatch, limits, ends):
