@@ -110,7 +110,8 @@ def parse(arguments: list[str] | None = None) -> Config:
         config = _resumed(given, trust) if "resume" in given else Config.of(**given)
         if n := n or mpi_util.usable_cores() * auto:
             k = config.ranks_per_env or 1
-            config = replace(config, nprocs=max(k, n - n % k))
+            most = (config.num_envs + config.overlap) * k if config.batch_steps else n  # for more there is no work
+            config = replace(config, nprocs=max(k, min(n, most) // k * k))
         config.check()
         if path and Config(**{"env": "", **named}).modules:
             require_trust(config, Path(path), trust)

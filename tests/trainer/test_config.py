@@ -108,6 +108,13 @@ def test_what_the_command_line_says_counts_in_full(written, monkeypatch):
         assert parse([*more.split(), "--config", files[file], "--trust"]).nprocs == n, (file, more)
 
 
+def test_auto_is_no_more_processes_than_have_work(monkeypatch):
+    monkeypatch.setattr(mpi_util, "usable_cores", lambda: 64)
+    for more, n in {"": 20, "--overlap": 21, "--ranks_per_env 2": 40, "-b 20": 64, "--hosts h1:16,h2:16": 20}.items():
+        env = "m:f" if "ranks" in more else "Hopper-v4"
+        assert parse([env, "--nprocs", "auto", *more.split()]).nprocs == n, more
+
+
 def test_a_resumed_run_keeps_its_teams_whole(written, tmp_path, monkeypatch):
     monkeypatch.setattr(mpi_util, "usable_cores", lambda: 7)
     Path(written(parse(["m:f", "--ranks_per_env", "3", "--nprocs", "3"]).effective)).rename(tmp_path / "config.json")
