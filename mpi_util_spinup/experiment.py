@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from mpi_util import MpiUtilError, UsageError, mpi_fork, usable_cores
 from mpi_util.arrays.adapters import framework
@@ -25,7 +25,7 @@ from mpi_util.errors import whole_number
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import under_launcher
 
-from .files import read, read_own, regular, replace_file
+from .files import read, regular, replace_file
 from .plot import last_return
 from .serialization_utils import convert_json
 
@@ -96,7 +96,8 @@ class Experiment:
         self.config = convert_json(kwargs | {"exp_name": name, "thunk": thunk, "num_cpu": self.num_cpu})
         self.folder = Path(where.get("output_dir") or ".")
         self.name = self.folder.name if "output_dir" in where else name
-        self._mark = {"config": self.config, "source": _source_of(thunk)}
+        functions = thunk, *filter(callable, kwargs.values())
+        self._mark = {"config": self.config, "source": "".join(map(_source_of, functions))}
         cloudpickle = framework("cloudpickle")  # which also takes lambdas, closures and the script's own functions
         registry = {} if "gym" in sys.modules else getattr(sys.modules.get("gymnasium"), "registry", {})
         if spec := registry.get(str(kwargs.get("env_name"))):
@@ -262,14 +263,16 @@ def run_packed(path: str) -> None:
     if not os.path.exists(path):
         raise UsageError(f"{path} is not on this host: experiments on several hosts need a data_dir that all share")
     # no other user can have written the file
-    num_cpu, argv, packed = pickle.loads(read_own(path))  # noqa: S301
+    num_cpu, argv, packed = pickle.loads(read(Path(path), own=True))  # noqa: S301
     if mpi_fork(num_cpu) == "parent":
         sys.exit()
     sys.argv[:] = argv
     thunk, kwargs = pickle.loads(packed)  # noqa: S301
     if "env_name" in kwargs:
         old = "gym" in sys.modules and "gymnasium" not in sys.modules  # a program of that time, such as Spinning Up
-        kwargs["env_fn"] = partial(_make_gym_env if old else framework("gymnasium").make, kwargs.pop("env_name"))
+        env = kwargs.pop("env_name")
+        kwargs["env_fn"] = made = cast(Any, partial(_make_gym_env if old else framework("gymnasium").make, env))
+        made.__name__ = str(getattr(env, "id", env))  # for config.json, and so the title of a plot
     thunk(**kwargs)
 
 

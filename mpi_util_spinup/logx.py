@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from mpi_util.arrays.adapters import numbers_of
 from mpi_util.errors import UsageError
 from mpi_util.ranks import failure
 from mpi_util.ranks.identity import Comm, rank
 
 from .files import lock_folder, regular, replace_file
 from .mpi_tools import Statistics, statistics
-from .savers import load_weights, numbers, restore_tf_graph, save_keras, save_session, save_torch
+from .savers import load_weights, restore_tf_graph, save_keras, save_session, save_torch
 from .serialization_utils import convert_json
 from .table import Progress, box, color2num, colored, colorize
 
@@ -96,10 +97,10 @@ class Logger:
     def _rename_results(self, output_fname: str) -> None:
         """Appends the first free number to the files of an earlier run: progress.txt.1, config.json.1, ..."""
         number = next(n for n in itertools.count(1) if not any(self._folder.glob(f"*.{n}")))
-        for path in [path for pattern in (*_RESULTS, output_fname) for path in self._folder.glob(pattern)]:
-            if not path.suffix[1:].isdigit():
-                # Spinning Up's test_policy looks for folders with tf1_save in their name
-                path.rename(path.with_name(f"{path.name.replace('tf1_save', 'tf1-save')}.{number}"))
+        found = [path for pattern in _RESULTS for path in self._folder.glob(pattern) if not path.suffix[1:].isdigit()]
+        for path in [*found, self._folder / output_fname]:
+            # Spinning Up's test_policy looks for folders with tf1_save in their name
+            path.rename(path.with_name(f"{path.name.replace('tf1_save', 'tf1-save')}.{number}"))
         self.log(f"{self._folder} holds an earlier run; its files are now {output_fname}.{number} and so on", "yellow")
 
     def log(self, msg: str, color: str = "green") -> None:
@@ -114,7 +115,7 @@ class Logger:
         Raises UsageError: the row has this column already.
         """
         if type(val) not in (int, float):  # which are printed with all digits
-            array = None if isinstance(val, (str, list, tuple)) else numbers(val)
+            array = None if isinstance(val, (str, list, tuple)) else numbers_of(val)
             if array is not None and array.size == 1:
                 val = (int if array.dtype.kind in "iub" else float)(array.item())
             else:
@@ -175,8 +176,8 @@ class Logger:
         """
         if not self._is_root:
             return
-        plain = hasattr(config, "__dict__") and not hasattr(config, "__dataclass_fields__")
-        content = convert_json(vars(config) if plain else config)
+        known = isinstance(config, dict) or hasattr(config, "__dataclass_fields__")
+        content = convert_json(vars(config) if hasattr(config, "__dict__") and not known else config)
         if not isinstance(content, dict):
             raise UsageError(f"save_config takes a dict, a dataclass or an object with attributes; got {config!r:.80}")
         if self.exp_name is not None:
@@ -264,7 +265,7 @@ class EpochLogger(Logger):
         """Adds samples: real numbers, or arrays, tensors or lists, which are copied. UsageError: something else."""
         for key, value in kwargs.items():
             if type(value) not in (float, int):
-                array = numbers(value)
+                array = numbers_of(value)
                 if array is None:
                     raise UsageError(f"store: '{key}' takes real numbers, arrays or tensors; got {value!r:.80}")
                 value = array.flatten()

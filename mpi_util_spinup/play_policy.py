@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpi_util.arrays.adapters import framework
-from mpi_util.errors import MpiUtilError, UsageError
+from mpi_util.errors import MpiUtilError, UsageError, first_line
 
 from .logx import EpochLogger, restore_tf_graph
 
@@ -39,11 +39,11 @@ def load_policy_and_env(
     folder = Path(fpath)
     sessions = {path.name[8:]: path for path in folder.glob("tf1_save*")}
     saves = sessions or {path.stem[5:]: path for path in folder.glob("pyt_save/model*.pt")}
-    number = max(saves, key=lambda n: int(n or -1), default="") if itr == "last" else str(itr)
+    number = max(saves, key=lambda n: int(n) if n.isdigit() else -len(n), default="") if itr == "last" else str(itr)
     if number not in saves:
         raise UsageError(f"{folder} has neither tf1_save{number} nor pyt_save/model{number}.pt")
     env_path, save = folder / f"vars{number}.pkl", saves[number]
-    pickles = [path for path in (env_path, save) if path.exists() and not path.is_dir()]  # a FIFO too
+    pickles = [path for path in (env_path, save) if path.exists() and not path.is_dir()]  # also one that a FIFO gives
     if pickles and not trust:
         what = "is a pickle, which can run any code; if you trust it, as a run of your own: --trust, trust=True"
         raise UsageError(f"{pickles[0]} {what}")
@@ -54,7 +54,10 @@ def load_policy_and_env(
         act: Act = lambda obs: session.run(action, {tensors["x"]: obs[None]})[0]  # noqa: E731
     else:
         torch = framework("torch")
-        model = torch.load(save, weights_only=False)
+        try:
+            model = torch.load(save, map_location="cpu", weights_only=False)
+        except Exception as error:  # of whatever code
+            raise UsageError(f"cannot load {save}: {type(error).__name__}: {first_line(error)}") from None
         act = torch.no_grad()(lambda obs: model.act(torch.as_tensor(obs, dtype=torch.float32)))
     env = None
     if env_path.exists():
@@ -109,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--len", "-l", type=int, default=0, help="steps of an episode at most (default: no limit)")
     parser.add_argument("--episodes", "-n", type=int, default=100, help="default: 100")
     parser.add_argument("--norender", "-nr", action="store_true", help="do not draw the environment")
-    parser.add_argument("--itr", "-i", type=int, default=-1, help="which save (default: the newest)")
+    parser.add_argument("--itr", "-i", type=int, default=-1, help="which save (default: the highest)")
     parser.add_argument("--deterministic", "-d", action="store_true", help="the most likely actions, where saved")
     parser.add_argument("--trust", action="store_true", help="unpickle what is in the folder: a run of yours")
     args = parser.parse_args(arguments)

@@ -6,7 +6,7 @@
     python -m mpi_util_spinup.plot data --style paper --out curves.pdf
 
 A folder stands for all runs in it and below it. Each environment has a panel. Runs that differ in the seed only are one
-curve, their mean in a band of one standard deviation; a single run is a smoothed line over what it was made of.
+curve, their mean in a band of one standard deviation; a single run is a smoothed line over its rows, drawn pale.
 """
 
 import argparse
@@ -34,10 +34,10 @@ UNITS = {"TotalEnvInteracts": "environment steps", "Time": "hours"}
 LABELS = {"Performance": "return", "AverageEpRet": "return in training", "AverageTestEpRet": "return, evaluated"}
 # settings that do not distinguish what a run learns; some hold paths, times or seeds
 _OF_ONE_RUN = """seed run_dir resume commands versions logger_kwargs output_dir exp_name thunk hosts hostfile log_dir
-tag_output nprocs num_cpu name watchdog_kill save_every total_steps num_episodes framework device"""
+tag_output nprocs num_cpu name watchdog_kill save_every total_steps num_episodes framework device logger env_fn"""
 OF_ONE_RUN = frozenset(_OF_ONE_RUN.split())
 COLUMNS = 3  # of panels at most
-ROWS_AVERAGED = 40  # of the rows of a run one such part is averaged, unless --smooth says how many
+ROWS_AVERAGED = 40  # without --smooth the moving average spans one part in so many of a run's rows
 _SMALL = {"font.size": 7, "figure.dpi": 300, "lines.linewidth": 1.0, "axes.linewidth": 0.6, "axes.titlesize": 7}
 # width and height in inches of a figure's only panel, and of one of several; and matplotlib's settings
 STYLES: dict[str, tuple[tuple[float, float], tuple[float, float], dict[str, Any]]] = {
@@ -63,14 +63,17 @@ class Run:
     @property
     def env(self) -> str:
         """Its environment's name; "": it does not say."""
-        return str(self.config.get("env") or self.config.get("env_name") or "")
+        made = str(self.config.get("env_fn", ""))  # of an experiment: the environment's name
+        return str(self.config.get("env") or self.config.get("env_name") or made * ("<" not in made))
 
     def curve(self, x: str, value: str) -> tuple[np.ndarray, np.ndarray]:
         """(x, value) of the rows that have this value."""
         if missing := [name for name in (x, value) if name not in self.columns]:
             raise UsageError(f"{self.folder} has no column {missing[0]}; it has {', '.join(self.columns)}")
-        known = ~np.isnan(self.columns[value])
-        return self.columns[x][known], self.columns[value][known]
+        xs, ys = self.columns[x], self.columns[value]
+        order = np.argsort(xs, kind="stable")
+        order = order[~np.isnan(xs + ys)[order]]
+        return xs[order], ys[order]
 
 
 def get_datasets(logdir: str | Path, condition: str | None = None) -> list[Run]:
@@ -92,7 +95,9 @@ def _read(table: Path, condition: str | None) -> Run:
         config = dict(json.loads(read(table.parent / "config.json")))
     except (OSError, ValueError, TypeError, RecursionError):  # Spinning Up's plots did without it too
         config = {}
-    config |= {} if condition is None else {"exp_name": condition}
+    if condition is not None:  # the only name of its curve
+        kept = {k: config.get(k) for k in ("env", "env_name", "env_fn", "nprocs", "num_cpu")}
+        config = kept | {"exp_name": condition}
     header, *rows = read(table).decode(errors="replace").splitlines() or [""]
     whole = [row for row in rows if row.count("\t") == header.count("\t")]  # the last one may be half written
     columns: dict[str, np.ndarray] = {}
@@ -114,11 +119,8 @@ def last_return(folder: Path) -> str:
 
 def grouped(runs: list[Run], by_processes: bool = False) -> dict[str, list[Run]]:
     """Runs by their entry in the legend. Args: by_processes: another number of processes is another group."""
-    found: dict[tuple[str, str], set[str | None]] = {}  # of an environment and a setting
-    for key in {key for run in runs for key in run.settings} - {"env", "algo"}:
-        for run in runs:
-            found.setdefault((run.env, key), set()).add(run.settings.get(key))
-    differ = sorted({key for (_, key), values in found.items() if len(values) > 1})
+    envs, keys = {run.env for run in runs}, {key for run in runs for key in run.settings} - {"env", "algo"}
+    differ = sorted(k for k in keys if any(len({r.settings.get(k) for r in runs if r.env == env}) > 1 for env in envs))
     groups: dict[str, list[Run]] = {}
     for run in runs:
         name = str(run.config.get("exp_name") or run.config.get("algo") or "")
@@ -234,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--xaxis", "--x", "-x", help="steps (default), time, iteration, or a column")
     parser.add_argument("--values", "--value", "-y", nargs="*", metavar="COLUMN", help="return (default), or columns")
     parser.add_argument(
-        "--smooth", "-s", type=int, metavar="N", help="moving average of N rows (default: of a fortieth; 1: none)"
+        "--smooth", "-s", type=int, metavar="N", help="moving average of N rows (default: a fortieth of them; 1: none)"
     )
     parser.add_argument("--count", action="store_true", help="a curve for each run, no mean")
     parser.add_argument("--est", dest="estimator", choices=("mean", "max", "min"), default="mean", help="of a group")

@@ -31,10 +31,10 @@ OF_THE_GRID = ("num_cpu", "data_dir", "datestamp", "exp_name")  # one value each
 def value(text: str) -> Any:
     """What a word of the command line stands for. Nothing is evaluated."""
     if re.fullmatch(r"torch\.nn\.\w+", text):
-        return getattr(importlib.import_module("torch.nn"), text.rpartition(".")[2])
+        return getattr(importlib.import_module("torch.nn"), text.rpartition(".")[2], text)
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return text
 
 
@@ -66,15 +66,14 @@ def _run(name: str, words: list[str]) -> None:
         print(f"{name}{signature}\n\n{algorithm.__doc__}")
         return
     options, shorthands = _parsed(words)
-    of_grid = {key: options.pop(key) or [True] for key in OF_THE_GRID if key in options}
+    of_grid = {key: options.pop(key) or [True] * (key == "datestamp") for key in OF_THE_GRID if key in options}
     for key, values in of_grid.items():
-        if len(values) > 1:
+        if len(values) != 1 or (key == "datestamp" and not isinstance(values[0], bool)):
             raise ValueError(f"--{key} takes one value")
-    known = {*signature.parameters, "env_name"}
+    known = {*signature.parameters, "env_name"} - {"env_fn", "logger_kwargs"}
     for key in options:
         if key.partition(":")[0] not in known:
-            names = ", ".join(sorted(known - {"env_fn", "logger_kwargs"}))
-            raise ValueError(f"{name} has no argument {key}; it has: {names}")
+            raise ValueError(f"{name} has no argument {key}; it has: {', '.join(sorted(known))}")
     if not options.get("env_name"):
         raise ValueError("give an environment: --env CartPole-v1")
     gym = framework("gymnasium")
@@ -99,14 +98,14 @@ def _parsed(words: list[str]) -> tuple[dict[str, list[Any]], dict[str, str]]:
         if not re.match(r"-+[a-zA-Z_]", word) or word[1:].lower() in ("inf", "nan"):  # which are numbers
             if not key:
                 raise ValueError(f"{word!r} is no option")
-            options[key].append(value(word))
+            options[key].append(word if key in ("exp_name", "data_dir") else value(word))
             continue
         option, equals, first = word.partition("=")
         name, bracket, shorthand = option.lstrip("-").partition("[")
         key = SHORT.get(name, name)
         if key in options:
             raise ValueError(f"{option} is given twice; give its values together: {option} A B")
-        options[key] = [value(first)] if equals else []
+        options[key] = [first if key in ("exp_name", "data_dir") else value(first)] if equals else []
         if bracket:
             shorthands[key] = shorthand.rstrip("]")
     return options, shorthands

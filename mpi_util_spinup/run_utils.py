@@ -145,8 +145,8 @@ class ExperimentGrid:
         """Runs `thunk` once for each variant, prints a table of the results, and returns them.
 
         A run that fails prints its report, and the others continue. The same grid, run again, skips runs that have
-        succeeded with the same arguments and a function with the same source (functions that it calls are not
-        compared: use `redo` after changes there). With a datestamp all run, in new folders.
+        succeeded with the same arguments, as finished.json shows them, and functions of the same source (not compared:
+        what these call, numbers in large arrays; then use `redo`). With a datestamp all run, in new folders.
 
         Args:
             thunk: as for `call_experiment`, or the name of the parameter whose values are such functions.

@@ -15,7 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from mpi_util.arrays import tree
-from mpi_util.arrays.adapters import adapter_for, framework
+from mpi_util.arrays.adapters import framework, numbers_of
 from mpi_util.errors import UsageError
 
 from .files import replace_file, replace_folder
@@ -33,19 +33,10 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
         elif hasattr(leaf, "weights") and hasattr(leaf, "get_weights"):  # Keras
             inner = {weight.path: np.asarray(weight) for weight in leaf.weights}
         else:
-            array = numbers(leaf, "fciub")
+            array = numbers_of(leaf, "fciub")
             inner = {} if array is None else {"": array}
         found |= {"/".join(filter(None, (path, name))): array for name, array in inner.items()}
     return found
-
-
-def numbers(value: Any, kinds: str = "fiub") -> np.ndarray | None:
-    """A number, array or tensor as a NumPy array; None: it is something else, or its dtype is of none of `kinds`."""
-    try:
-        array = adapter_for(value).to_array(value, numbers=True)
-    except Exception:  # of whatever framework
-        return None
-    return array if array.dtype.kind in kinds else None
 
 
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:

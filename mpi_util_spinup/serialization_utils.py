@@ -21,14 +21,14 @@ def convert_json(obj: Any, _around: tuple[int, ...] = ()) -> Any:
     their names; other objects {str(obj): public attributes}; infinity, NaN and the rest strings. Of a large array only
     dtype and shape remain.
     """
+    if isinstance(obj, float) or type(obj) is np.longdouble:
+        return float(obj) if math.isfinite(obj) else str(float(obj))
     if isinstance(obj, (np.generic, np.ndarray)):
         return convert_json(obj.tolist(), _around) if obj.size <= _LARGEST else f"{obj.dtype} array {obj.shape}"
     if isinstance(obj, enum.Enum):
         return obj.name
     if obj is None or isinstance(obj, (int, str)):
         return obj
-    if isinstance(obj, float):
-        return float(obj) if math.isfinite(obj) else str(float(obj))
     if id(obj) in _around:
         return "..."  # it contains itself
     _around = (*_around, id(obj))

@@ -32,7 +32,7 @@ from mpi_util.errors import SyncTimeoutError
 from mpi_util.host import reap
 from mpi_util.host.segments import Segment
 from mpi_util.launch.supervise import Job
-from mpi_util_spinup.files import read_own, replace_file
+from mpi_util_spinup.files import read, replace_file
 from mpi_util_spinup.logx import Logger, load_weights, restore_tf_graph
 from mpi_util_spinup.play_policy import load_policy_and_env
 from mpi_util_weight_sync import MultiProcessWeightSyncScheme
@@ -246,7 +246,7 @@ def check_that_it_is_not_unpickled(tmp_path, spoil, text):
     path, loaded = tmp_path / "job", tmp_path / "loaded"
     path.write_bytes(pickle.dumps((1, Bomb(loaded))))
     path.chmod(0o600)
-    assert read_own(str(path))
+    assert read(path, own=True)
     spoil(path)
     program = f"from mpi_util_spinup.experiment import run_packed; run_packed({str(path)!r})"
     finished = run([sys.executable, "-c", program], 60)

@@ -1,5 +1,6 @@
 """mpi_util_spinup.logx: tables, configurations, saved states and models."""
 
+import collections
 import dataclasses
 import errno
 import functools
@@ -123,6 +124,13 @@ def test_a_resumed_run_keeps_rows_a_new_one_does_not(tmp_path, capsys):
     assert table(tmp_path, "progress.txt.2") == [["Epoch"], ["9"]] and table(tmp_path) == []
     logged(tmp_path, keep_rows=0)
     assert not (tmp_path / "progress.txt.3").exists()
+
+
+@pytest.mark.parametrize("name, kept", [("p[1].txt", "p[1].txt.1"), ("run.1", "run.1.2")])
+def test_a_table_of_any_name_is_kept(tmp_path, name, kept):
+    for epoch in (1, 2):
+        logged(tmp_path, {"Epoch": epoch}, output_fname=name)
+    assert [table(tmp_path, each)[1] for each in (name, kept)] == [["2"], ["1"]]
 
 
 @pytest.mark.parametrize("val", ["a text\tof\nlines", None, [1.0, 2.0], np.zeros(2), 1j, {}, np.zeros(0)], ids=repr)
@@ -276,6 +284,7 @@ def test_any_value_becomes_json(tmp_path):
         "set": {2, 1},
         3: Holder(),
         "lr": 1e-3,
+        "long": np.longdouble(1.5),
         "module": json,
     }
     logger = Logger(tmp_path, exp_name="name")
@@ -287,9 +296,11 @@ def test_any_value_becomes_json(tmp_path):
     assert (got["small"], got["number"], got["path"], got["set"]) == ([0.0, 1.0, 2.0], 4, "a/b", [1, 2])
     assert got["large"] == "float64 array (64, 3)"
     assert list(got["3"].values()) == [{"own": 3, "me": "..."}]
-    assert " at 0x" not in text and '    "lr":\t0.001,' in text
+    assert got["long"] == 1.5 and " at 0x" not in text and '    "lr":\t0.001,' in text
     logger.save_config(Config())
     assert set(json.loads((tmp_path / "config.json").read_text())) == {"hidden", "act", "limit", "exp_name"}
+    logger.save_config(collections.OrderedDict(a=1))
+    assert json.loads((tmp_path / "config.json").read_text())["a"] == 1
     with pytest.raises(UsageError, match="save_config takes a dict"):
         logger.save_config(5)
 

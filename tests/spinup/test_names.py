@@ -224,6 +224,10 @@ def test_bad_command_lines_get_one_line(tmp_path, capsys, monkeypatch):
         ("run", "ppo", "--env", "CartPole-v1", "--nix", "1"): "ppo has no argument nix; it has: ac_kwargs",
         ("run", "ppo", "x"): "'x' is no option",
         ("run", "ppo", "--env", "CartPole-v1", "--cpu", "1", "2"): "--num_cpu takes one value",
+        ("run", "ppo", "--env", "CartPole-v1", "--data_dir"): "--data_dir takes one value",
+        ("run", "ppo", "--env", "CartPole-v1", "--dt", "no"): "--datestamp takes one value",
+        ("run", "ppo", "--env", "CartPole-v1", "--logger_kwargs", "x"): "ppo has no argument logger_kwargs",
+        ("play_policy", ".", "--trust"): "cannot load pyt_save/model3.pt: EOFError: ",
         ("run", "ppo", "--env", "CartPol-v1"): "--env CartPol-v1: Environment `CartPol` doesn't exist",
         ("play_policy", "."): "pyt_save/model3.pt is a pickle, which can run any code",
         ("play_policy", ".", "-i", "5"): "has neither tf1_save5 nor pyt_save/model5.pt",
@@ -235,6 +239,15 @@ def test_bad_command_lines_get_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert importlib.import_module("mpi_util_spinup.run").main(["ppo", "--env", "CartPole-v1"]) == 2
     assert "needs PyTorch, which is not installed: pip install torch\n" in capsys.readouterr().err
+
+
+def test_words_of_the_command_line_are_values_or_stay_words():
+    from mpi_util_spinup.run import _parsed, value
+
+    words = ["1e-3", "[32,32]", "{[]:1}", "torch.nn.relu"]
+    assert [value(word) for word in words] == [1e-3, [32, 32], "{[]:1}", "torch.nn.relu"]
+    names = {"exp_name": ["2024_01_05"], "data_dir": ["1e3"]}  # as they were written
+    assert _parsed(["--exp_name", "2024_01_05", "--data_dir=1e3"])[0] == names
 
 
 def test_a_buffer_must_be_full():
@@ -258,3 +271,4 @@ def test_ppo_learns_cartpole(tmp_path):
     )  # fmt: skip
     header, *rows = (line.split("\t") for line in next(tmp_path.rglob("progress.txt")).read_text().splitlines())
     assert float(rows[-1][header.index("AverageEpRet")]) > 120, done.out
+    assert json.loads(next(tmp_path.rglob("config.json")).read_text())["env_fn"] == "CartPole-v1"

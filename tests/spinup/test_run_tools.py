@@ -106,6 +106,29 @@ def test_each_environment_has_a_panel_and_the_legend_covers_none(tmp_path, n, sh
         assert n > 1 or figure.get_figwidth() == width
 
 
+def test_spinning_ups_own_programs_have_curves_and_panels(tmp_path):
+    for env in ("CartPole-v1", "Acrobot-v1"):
+        for seed in (0, 1):  # they save all their local variables
+            own = {"env": None, "env_fn": env, "logger": {"<EpochLogger object>": {"output_dir": f"data/{seed}"}}}
+            table(tmp_path / f"{env}{seed}", seed, **own)
+    figure = plot.make_plots([tmp_path])
+    assert [axes.get_title() for axes in figure.axes] == [f"{e}, ppo (2 runs)" for e in ("Acrobot-v1", "CartPole-v1")]
+
+
+def test_a_name_in_the_legend_is_all_of_it(tmp_path):
+    for name, lr in {"a": 1e-3, "b": 1e-4}.items():
+        table(tmp_path / name, lr=lr)
+    legend = plot.make_plots([tmp_path / "a", tmp_path / "b"], legend=["A", "B"]).legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["A", "B"]
+
+
+def test_a_curve_is_in_the_order_of_its_axis(tmp_path):
+    columns = {"KL": np.array([0.3, 0.1, np.nan, 0.2]), "Loss": np.array([30.0, 10.0, 5.0, 20.0])}
+    assert [each.tolist() for each in plot.Run(tmp_path, columns, {}).curve("KL", "Loss")] == [
+        [0.1, 0.2, 0.3], [10.0, 20.0, 30.0]
+    ]  # fmt: skip
+
+
 @pytest.mark.slow
 def test_plots_from_the_command_line(tmp_path):
     table(tmp_path / "a")

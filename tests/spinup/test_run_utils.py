@@ -221,8 +221,10 @@ def test_a_grid_runs_again_what_has_changed(tmp_path):
     program = tmp_path / "grid.py"
     program.write_text(
         "import sys\nfrom mpi_util_spinup.run_utils import ExperimentGrid\n"
-        "def thunk(logger_kwargs, seed):\n    print('version 1')\n"
+        "def made():\n    return 'version 1'\n"
+        "def thunk(logger_kwargs, seed, make):\n    print(make())\n"
         "if __name__ == '__main__':\n    grid = ExperimentGrid('g')\n    grid.add('seed', [0])\n"
+        "    grid.add('make', [made])\n"
         "    grid.run(thunk, redo=len(sys.argv) > 1)\n"
     )
     command = [sys.executable, program]

@@ -84,6 +84,15 @@ def array_of(thing: Any, numbers: bool = False) -> np.ndarray:
         raise BatchError(f"is a {type(thing).__name__} of which no array can be made: {first_line(error)}") from None
 
 
+def numbers_of(thing: Any, kinds: str = "fiub") -> np.ndarray | None:
+    """A number, array or tensor as a NumPy array; None: it is something else, or its dtype is of none of `kinds`."""
+    try:
+        array = adapter_for(thing).to_array(thing, numbers=True)
+    except Exception:  # of whatever framework
+        return None
+    return array if array.dtype.kind in kinds else None
+
+
 def is_of_framework(thing: Any) -> bool:
     """True for a model, tensor or other object of a framework; not for an optimizer, say, or an object of NumPy."""
     return hasattr(adapter_for(thing), "parts")
