@@ -60,7 +60,6 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
     - `set_attr` and `env_method` of a callback's `training_env` act on rank 0's environments at once, and on those of
       the other ranks before their next rollout (`indices`: in each rank's own). Results and `get_attr` are rank 0's.
       Raises BatchError: the arguments cannot be pickled, as a lambda.
-    - SubprocVecEnv imports the script again in its processes: call mpi_fork inside `if __name__ == "__main__"`.
     - VecNormalize, and Gymnasium's NormalizeObservation and NormalizeReward are merged after each rollout, by
       `mpi_util.merge_moments`: with more than one rank those inside a DummyVecEnv become one too.
 
@@ -289,13 +288,14 @@ def _made(env: Any) -> Any:
 
 def _check_monitors(env: Any) -> None:
     """Collective: raises UsageError if ranks write the same Monitor file: they would overwrite each other's lines."""
-    files, inside = [], [env]
+    files, inside = dict[int, str](), [env]
     while inside:
-        members = vars(inside.pop())
-        if members.get("results_writer"):
-            files.append(os.path.realpath(members["results_writer"].file_handler.name))
-        inside += [members[key] for key in ("venv", "env") if members.get(key)] + list(members.get("envs", []))
-    for path, n in Counter(mpi_util.all_accum_batches(files)).items():
+        members = getattr(inside.pop(), "__dict__", {})
+        if writer := members.get("results_writer"):  # once: some wrappers hold a thing under two names
+            files[id(writer)] = os.path.realpath(writer.file_handler.name)
+        inside += [members[key] for key in ("venv", "env") if key in members]
+        inside += envs if isinstance(envs := members.get("envs"), list) else []
+    for path, n in Counter(mpi_util.all_accum_batches([*files.values()])).items():
         if n > 1:
             ways = "Monitor(env, f'logs/{mpi_util.rank}'), or make_vec_env(..., start_index=mpi_util.rank * n_envs)"
             what = f"{n} environments write the Monitor file {path}; each needs its own, on every rank"

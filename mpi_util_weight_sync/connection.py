@@ -193,4 +193,4 @@ def _readable(fds: tuple[int, ...], timeout: float) -> bool:
     sleeping = select.poll()  # one for each call, because two threads may sleep
     for fd in fds:
         sleeping.register(fd, select.POLLIN)
-    return bool(sleeping.poll(None if timeout == math.inf else timeout * 1e3))
+    return bool(sleeping.poll(timeout * 1e3 if timeout < 2e6 else None))

@@ -34,10 +34,7 @@ class Weights:
 
     @classmethod
     def of(cls, thing: Any) -> "Weights":
-        """The weights of anything.
-
-        Writable arrays can be written too; everything else can only be read.
-        """
+        """The weights of anything; writable arrays can be written too, everything else can only be read."""
         if any(kind.__name__ == "TensorDictBase" for kind in type(thing).__mro__):  # also a module: TensorDictParams
             items = thing.items(True, True)
             thing = {key if isinstance(key, str) else "/".join(key): value for key, value in items}
@@ -75,7 +72,7 @@ class Weights:
         if self._copier.layout is layout:
             return self._copier
         entries, slots = {entry.name: entry for entry in layout.entries}, self.slots
-        if all(name.isdigit() for name in slots) and len(entries) == len(slots):
+        if entries.keys() != slots.keys() and all(name.isdigit() for name in slots) and len(entries) == len(slots):
             slots = dict(zip(entries, slots.values()))  # a list has no names: its order counts
         lacking = {name: slot for name, slot in base.named.items() if slot.optional} if base else {}
         known = lacking | self.named | slots

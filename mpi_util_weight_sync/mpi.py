@@ -27,8 +27,7 @@ from .scheme import WeightSyncScheme
 from .sections import Content, Section
 
 _PATIENCE_S = 1.0  # of a sender that ends, with what MPI has not sent yet
-ADDRESS, TO_RECEIVER, TO_SENDER, BULK = range(4)  # tags of a scheme
-_TAGS = 4
+ADDRESS, TO_RECEIVER, TO_SENDER, BULK, _TAGS = range(5)  # tags of a scheme, and their number
 _EAGER_BYTES = 3 << 10  # every MPI sends a message of that size at once, even if the sender does not call MPI again
 _PART_BYTES = 1 << 20  # MPI moves bytes only while it is tested, and the pauses of a wait begin again with each part
 
@@ -293,9 +292,8 @@ class RankPublisher(Publisher):
             with contextlib.suppress(ProtocolError):  # it is refused, and knows it
                 self._admit(WorkerLink(self._tags, rank), index, name)
         elif kind is Kind.ENDED and (link is not None or worker.state is State.ABSENT):
-            self._disconnect(worker, why := f"rank {rank} has ended")
-            if worker.state is State.ABSENT:
-                worker.ended(why)
+            self._disconnect(worker)
+            worker.ended(f"rank {rank} has ended")
             self._changed = True
         elif link is not None:
             if kind is Kind.FETCH:

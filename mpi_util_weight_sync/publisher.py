@@ -32,10 +32,10 @@ ANSWERS = (Kind.ACK, Kind.ERROR, Kind.BYE)
 
 
 class State(enum.Enum):
-    ABSENT = "it has not connected, or there is no update for it yet"
-    READY = "it gets updates"
+    ABSENT = "absent"  # it has not connected, or there is no update for it yet
+    READY = "ready"  # it gets updates
     LEFT = "it has shut down"
-    DEAD = "its process ended"
+    DEAD = "dead"
 
 
 def name_of(model_id: str | None) -> str:
@@ -71,7 +71,8 @@ class Worker:
     def connected(self, connection: Any) -> None:
         """A process is this worker from now on. It owes no answer to what was sent before."""
         self.pid, self.connection = connection.pid, connection
-        self.state, self.died, self.answered = State.ABSENT, "", self.sent
+        self.state, self.died = State.ABSENT, ""
+        self.answered = self.sent if self.waiting is None else self.answered
 
     def ended(self, died: str = "") -> None:
         """It has died (how), or shut down in order."""
@@ -165,7 +166,7 @@ class Publisher:
         worker.unread, worker.waiting = {}, None  # a process that replaces it waits for the next
         for fd in connection.fds:
             self._selector.unregister(fd)
-        if worker.state is State.READY:
+        if worker.state is State.READY or died:
             worker.ended(died)
         self._changed = True
         connection.close()
@@ -231,7 +232,7 @@ class Publisher:
             self._receive(worker)  # it has closed its end: in order, if it has sent BYE
 
     def _claim(self, workers: set[Worker], nbytes: int) -> Section:
-        """A section that no reader has open, and that only some of `workers` will read: these want the newest."""
+        """A section that no reader has locked, and that was announced to `workers` alone, which now get a newer one."""
         for section in self._sections:
             if self._readers(section) <= workers and section.claim(nbytes):
                 return section
@@ -291,12 +292,13 @@ class Publisher:
     def check_absent(self, workers: list[Worker]) -> None:
         """Marks absent workers, whose processes are not known yet, as dead when fewer children than these are left."""
         connected = {worker.pid for worker in self.workers.values()}
-        self._children |= {child.pid: child for child in _processes() if child.pid and child not in self._others}
-        strangers = [child for pid, child in self._children.items() if pid not in connected]
+        known = _processes()
+        self._children |= {child.pid: child for child in known - {*self._others} if child.pid}
+        strangers = [child for pid, child in self._children.items() if pid not in connected and child in known]
         ended = [child for child in strangers if not child.is_alive()]
         if ended and len(strangers) - len(ended) < len(workers):
             text = ", ".join(f"{child.name} with status {child.exitcode}" for child in ended)
-            why = f"it has not connected, and of the processes started too few are left; these have ended: {text}"
+            why = f"it has not connected, and fewer started processes are alive than workers are missing; ended: {text}"
             for worker in workers:
                 worker.ended(why)
 
@@ -319,10 +321,11 @@ class Publisher:
             for section in self._sections:
                 section.close()
             self._sections.clear()
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(1.0)
 
 
 def _processes() -> set[BaseProcess]:
     """The Process objects of this program; `multiprocessing.active_children` would leave out those that have ended."""
-    return set(getattr(sys.modules["multiprocessing.process"], "_dangling", ()))
+    found: Any = getattr(sys.modules["multiprocessing.process"], "_dangling", ())
+    return {child for child in found if not child._closed}  # else it has no id any more

@@ -112,7 +112,6 @@ class ZeroCopyModule:
     def __init__(self, model: Any):
         if not hasattr(model, "named_parameters"):
             raise UsageError(f"zero_copy=True needs a torch module, not a {type(model).__name__}")
-        self._model = model
         self._tensors = dict(model.named_parameters(remove_duplicate=False))
         self._tensors |= model.named_buffers(remove_duplicate=False)
         for name, tensor in self._tensors.items():
@@ -168,14 +167,21 @@ class Receiver:
             self.thread = threading.Thread(target=self._listen, daemon=True, name=name)
             self.thread.start()
 
-    def _copier(self, layout: Layout) -> ModelCopier:
-        return Weights.of(self.model).copier(layout, f"worker {self.worker}'s model", "the sender's")
+    def _copier(self, layout: Layout, model: Any) -> ModelCopier:
+        return Weights.of(model).copier(layout, f"worker {self.worker}'s model", "the sender's")
 
     def receive(self, deadline: Deadline) -> int | None:
         """Applies weights newer than the model's. Returns their version; None: none came in time, or none will come."""
-        while (update := self._subscriber.next(deadline)) is not None:
-            if self._take(update):
-                return self.version
+        try:
+            while (update := self._subscriber.next(deadline)) is not None:
+                if self._take(update):
+                    return self.version
+        except WorkerLeftError:
+            self.ended.set()
+            with contextlib.suppress(MpiUtilError):  # in order: its word came before the memory was given back
+                self._subscriber.next(Deadline(0))
+            if not self._subscriber.stopped:
+                raise
         if self._subscriber.stopped:
             self.ended.set()
         return None
@@ -223,9 +229,9 @@ class Receiver:
                     kind = f"{lacking.kind}, which NumPy lacks; give model="
                     raise WeightsError(f"the sender's '{lacking.name}' is {kind}")
                 self.model = {entry.name: np.zeros(entry.shape, entry.dtype) for entry in layout.entries}
-            self._copier(layout)
+            self._copier(layout, self.model)
         if self._zero_copy is None:
-            self._write(self._copier(self._layout), block)
+            self._write(self._copier(self._layout, self.model), block)
         else:
             self._zero_copy.point_into(self._layout, block)
         self.version = version
@@ -244,13 +250,15 @@ class Receiver:
     def replace(self, model: Any) -> None:
         with self.lock.writing():
             zero_copy = ZeroCopyModule(model) if self._zero_copy is not None else None
+            if self._layout is not None:
+                self._copier(self._layout, model)
             if self._zero_copy is not None and self.version:
                 self._zero_copy.detach()
             self.model, self._zero_copy = model, zero_copy
 
     def _listen(self) -> None:
         try:
-            while not (self._subscriber.stopped or isinstance(self.failure, WorkerLeftError)):
+            while not self.ended.is_set():
                 try:
                     self.receive(Deadline(None))
                 except Exception as error:  # the sender raises it too; the old weights remain
@@ -258,7 +266,6 @@ class Receiver:
         except BaseException as error:  # such as SystemExit in on_update
             self.failure = UsageError(f"on_update has ended the thread that receives: {error!r}")
             self._subscriber.close()
-        finally:
             self.ended.set()
 
     def _let_go(self) -> None:  # of the sender's memory

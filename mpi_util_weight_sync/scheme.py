@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mpi_util.errors import UsageError
+from mpi_util.errors import UsageError, whole_number
 
 from .connection import Address, Deadline
 from .publisher import Publisher, Worker, name_of
@@ -202,7 +202,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         """Receiver, after `connect(background=False)`: waits for new weights and applies them.
 
         Args: timeout: seconds; 0: apply what is there; None: no limit.
-        Returns the version that the model has now; None: nothing new came in time, or a thread receives.
+        Returns the version that the model has now; None: nothing new came, it has `ended`, or a thread receives.
         Raises WorkerLeftError: the sender has died. UsageError: not connected.
         """
         receiver = self._need_receiver("receive()")
@@ -243,7 +243,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
     @property
     def model(self) -> Any:
-        """The model of this side. A receiver may be given another one, with the same weights."""
+        """The model of this side. A receiver may be given another one with such weights; the next update sets them."""
         return getattr(self._receiver or self._sender, "model", None)
 
     @model.setter
@@ -271,7 +271,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
     synchronized_on_receiver = property(lambda self: self._connected and self._receiver is not None)
 
     def shutdown(self) -> None:
-        """Ends this side in order and within seconds; may be called in any state, and again."""
+        """Ends this side in order and within seconds; in any state, and again. A receiver may miss the last version."""
         if self._closed:
             return
         self._closed = True
@@ -289,7 +289,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
             raise UsageError("init_on_receiver: the scheme has no sender; call init_on_sender before workers get it")
         if given is None:
             raise UsageError("init_on_receiver: give worker_idx=")
-        return given
+        return whole_number("init_on_receiver: worker_idx", given)
 
     def _open_publisher(self, workers: dict[int, Worker], name: str) -> Publisher:
         return Publisher(workers, name)

@@ -63,6 +63,7 @@ class Sender:
         if own and (lacking := [worker.index for worker in workers if worker.index not in own]):
             raise UsageError(f"send: there are no weights for worker {lacking[0]} among those by worker")
         version, thing = 0, self.model if weights is None else weights
+        self.publisher.newest += not self.workers  # in a single rank
         things = [(worker, own.get(worker.index, thing)) for worker in workers]
         for group, layout, copier in list(self._copiers(things)):  # all are compared before one is sent
             version = self.publisher.publish(group, version, layout, copier.read)
@@ -95,10 +96,11 @@ class Sender:
             return workers
         indices = dict.fromkeys(worker_ids if isinstance(worker_ids, Iterable) else [worker_ids])
         if unknown := [index for index in indices if index not in self.workers]:
-            raise UsageError(f"send: there is no worker {unknown[0]}; there are {list(self.workers)}")
+            raise UsageError(f"send: there is no worker {unknown[0]!r}; there are {list(self.workers)}")
         workers = [self.workers[index] for index in indices]
-        self._raise_left([worker for worker in workers if worker.gone])
-        return workers
+        kept = [worker for worker in workers if not (self._drop and worker.state is State.DEAD)]
+        self._raise_left([worker for worker in kept if worker.gone] if kept else workers)
+        return kept
 
     def wait(self, workers: Collection[Worker], deadline: Deadline) -> None:
         """Waits until each has answered to the version sent to it, or a newer one; then raises what went wrong."""

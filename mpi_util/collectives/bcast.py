@@ -141,7 +141,9 @@ def bcast(x: T, *, comm: Comm = None) -> T:
 
     answer: Any = channel.agree("bcast", describe, decide)
     if not in_place:
-        value: T = pickles.unpack(answer)[0] if channel.rank else x
+        value: T = x
+        if channel.rank:
+            value = pickles.unpack(answer)[0]
         return value
     block = channel.spread("bcast", answer)
     if channel.rank:

@@ -317,6 +317,8 @@ def check_spaces():
 def check_monitor_files():
     """Environments of all ranks with a file each are read as one log; a file that two ranks write is refused."""
     logs = str(FOLDER / "logs")
+    (odd := Known()).env = "no environment"
+    parallel(PPO)("MlpPolicy", odd, **QUICK).learn(31)
     model = parallel(PPO)("MlpPolicy", lambda: make_vec_env(Known, 2, monitor_dir=logs, start_index=2 * RANK), **QUICK)
     model.learn(62)
     same_on_all(model.num_timesteps)

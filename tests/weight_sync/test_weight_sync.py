@@ -438,6 +438,7 @@ def test_a_worker_that_dies(start, on_dead):
     else:
         victim.join()
         scheme.send()
+        scheme.send(worker_ids=[0, 1])
     if scheme.version < 3:
         scheme.send(worker_ids=1)
     pipe.recv()
@@ -839,6 +840,54 @@ def test_a_replaced_layer_is_noticed():
         net[0] = torch.nn.Linear(3, 2)
         scheme.send()
         assert torch.equal(mine[0].weight, net[0].weight)
+
+
+@pytest.mark.parametrize("weights", [torch.nn.ParameterList, lambda parts: {str(i): p for i, p in enumerate(parts)}])
+def test_numbers_that_are_names_count_more_than_an_order(weights):
+    net, mine = (torch.nn.ParameterList([torch.full((2,), float(i) * k) for i in range(12)]) for k in (1, 0))
+    with local_receivers(scheme := scheme_for(1, weights([*net])), [mine], "policy"):
+        scheme.send(net.state_dict())  # in which "10" comes after "9", or before "2"
+        assert [int(p[0]) for p in mine] == [*range(12)]
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_a_model_that_replaces_another_is_compared(zero_copy):
+    net, mine = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    with local_receivers(scheme := scheme_for(1, net), [mine], "policy", zero_copy=zero_copy) as (receiver,):
+        for other in (
+            torch.nn.Linear(5, 4),
+            torch.nn.Linear(3, 2).double(),
+            torch.nn.Sequential(torch.nn.Linear(3, 2)),
+        ):
+            with pytest.raises(WeightsError, match="differ, first at"):
+                receiver.model = other
+        receiver.model = another = torch.nn.Linear(3, 2)
+        scheme.send()
+        assert torch.equal(another.weight, net.weight)
+
+
+def test_without_workers_versions_count_too():
+    scheme = scheme_for(0)
+    scheme.connect()
+    assert [scheme.send(), scheme.send()] == [2, 3] and scheme.version == 3
+    scheme.shutdown()
+
+
+def test_an_end_in_order_is_no_death():
+    scheme = scheme_for(1, torch.nn.Linear(3, 2))
+    own = {"zero_copy": True, "background": False}
+    with local_receivers(scheme, [torch.nn.Linear(3, 2)], "policy", **own) as (receiver,):
+        scheme.send_async()  # into memory that the receiver has not opened yet
+        scheme.shutdown()
+        assert receiver.receive(timeout=5) is None and receiver.ended and receiver.failure is None
+
+
+def test_a_worker_index_is_a_whole_number():
+    scheme = scheme_for(1)
+    for given in (1.0, "0", -1):
+        with pytest.raises(UsageError, match="worker_idx is a whole number of at least 0"):
+            copy.copy(scheme).init_on_receiver(model_id="policy", worker_idx=given, model=arrays(0.0))
+    scheme.shutdown()
 
 
 def test_two_arrays_of_one_name():
