@@ -151,6 +151,11 @@ def bcast(x: T, *, comm: Comm = None) -> T:
     return x
 
 
+def samples(model: Any) -> dict[str, str]:
+    """Of each weight a text that differs where some of up to 2,048 elements do. Not collective."""
+    return {slot.name: sample(slot.copy()) for slot in slots((opened(model) or [model])[0])}
+
+
 class Models(Generic[T]):
     """What a rank sends or gets: its model, with a copier for each choice of weights.
 
@@ -177,10 +182,6 @@ class Models(Generic[T]):
             with contextlib.suppress(WeightsError):  # it has none
                 copiers.append(_writable(slots(self._model, self._graph, trainable=True)))
         return copiers
-
-    def samples(self) -> dict[str, str]:
-        """Of each weight a text that differs where some of up to 2,048 elements do."""
-        return {slot.name: sample(slot.copy()) for _, slot in self.copiers[0].pairs}
 
     def choices(self, alone: bool) -> tuple[bytes, list[tuple[bytes, bytes]]]:
         """A digest of what is not sent; and for each copier its signature, and the alignments of its arrays."""

@@ -25,7 +25,7 @@ from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
 from ..ranks.state import state
 from .agreement import Before
-from .bcast import Models, send
+from .bcast import Models, samples, send
 from .channel import channel_of
 from .deal import deal_on, share_of
 from .gather import to_rank0
@@ -268,10 +268,10 @@ class _Iteration:
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
-        self._models, self._sent = Models(loop.weights, in_place=True), dict[str, str]()
+        self._sent: dict[str, str] = {}  # of the weights of a loop's first iteration, on rank 0
         if loop.weights is not None:
-            send(loop.call, channel, self._models)
-            self._sent = self._models.samples() if is_root and loop.version < 0 else {}  # in the first iteration
+            send(loop.call, channel, Models(loop.weights, in_place=True))
+            self._sent = samples(loop.weights) if is_root and loop.version < 0 else {}
         elif loop.goes_on() and loop.version == channel.version and channel.size > 1:
             so = "the other ranks play with the weights that they had then"
             print0_once(f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: {so}")
@@ -324,7 +324,7 @@ class _Iteration:
     def _finish(self) -> None:
         """Collective: the rows come to rank 0."""
         loop, channel = self.loop, self.loop.channel
-        if self._sent and (changed := sorted(dict(self._models.samples().items() - self._sent.items()))):
+        if self._sent and (changed := sorted(dict(samples(loop.weights).items() - self._sent.items()))):
             so = "no other rank sees that, so results depend on how many there are"
             fix = "gather what the change needs, and make it on rank 0, where the weights are updated"
             print0_once(f"mpi_util: {loop.call}: rollouts change '{', '.join(changed[:5])}' of weights=; {so}. {fix}")

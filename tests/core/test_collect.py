@@ -454,9 +454,10 @@ def test_arguments_that_make_no_sense(change, wrong):
 def test_what_rollouts_change_of_the_weights_is_said_once(tmp_path, mpi, n):
     path = tmp_path / "program.py"
     path.write_text(
-        HEAD + "rms = {'mean': np.zeros(3), 'count': np.zeros(())}\n"
+        HEAD + "rms = {'mean': np.zeros(3), 'count': np.zeros(1), 'var': np.ones(3)}\n"
         "def normalized():\n"
         "    rms['count'] += 1\n"
+        "    rms['var'] = rms['var'] * 0.9\n"  # another array
         "    return {'v': rms['mean'].sum()}\n"
         "for i in range(4):\n"
         "    mpi_util.collect(normalized, episodes=4, seed=1, phase='other', weights=weights)\n"
@@ -465,5 +466,5 @@ def test_what_rollouts_change_of_the_weights_is_said_once(tmp_path, mpi, n):
         "        rms['mean'] += batch['v'].mean() + 1\n"
     )
     done = run([sys.executable, path, n], 60, mpi_environment(mpi))
-    assert done.status == 0 and done.err.count("collect: rollouts change '1/count' of weights=; ") == 1
+    assert done.status == 0 and done.err.count("collect: rollouts change '1/count, 1/var' of weights=; ") == 1
     assert done.err.count("\n") == 1, done.err
