@@ -61,7 +61,7 @@ def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict
         if not begun.exists() or read(begun) != json.dumps(command).encode():
             raise mpi_util.UsageError(f"{folder} holds a run with other arguments; remove it, or give another --name")
         command, given = ["--resume", str(folder), *({"--trust"} & {*words})], vars(parse([*words]))
-        command += [f"--{name}={given[name]}" for name in ("hosts", "hostfile", "log_dir") if given[name]]
+        command += [f"--{name}={given[name]}" for name in ("nprocs", "hosts", "hostfile", "log_dir") if given[name]]
     else:
         replace_file(begun, json.dumps(command).encode())
         command += ["--run_dir", str(folder)]

@@ -319,13 +319,13 @@ def test_several_seeds_go_on_after_an_interruption(tmp_path):
 
 
 def test_a_seed_goes_on_at_the_hosts_that_its_command_names(tmp_path, monkeypatch):
-    words = ("Hopper-v4", "--hosts", "h1:2,h2:2", "--log_dir", "logs")
+    words = ("Hopper-v4", "--hosts", "h1:2,h2:2", "--nprocs", "3", "--log_dir", "logs")
     (tmp_path / "seeds.json").write_text(json.dumps([*words, "--seed", "3"]))
     (tmp_path / "checkpoint.safetensors").touch()
     monkeypatch.setattr(os, "execv", lambda _, command: monkeypatch.setattr(sys, "argv", command))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     run_one("train.py", words, 3, {"output_dir": str(tmp_path)})
-    assert sys.argv[2:] == ["--resume", str(tmp_path), "--hosts=h1:2,h2:2", "--log_dir=logs"]
+    assert sys.argv[2:] == ["--resume", str(tmp_path), "--nprocs=3", "--hosts=h1:2,h2:2", "--log_dir=logs"]
 
 
 @pytest.mark.slow
