@@ -121,7 +121,7 @@ def average(op: str, make: Callable[[], Arrays], *, comm: Comm = None, divide: b
     total = answer = channel.agree(op, contribute, decide)
     if not isinstance(answer, np.ndarray):  # what fails while the rows move reaches all ranks by the second agreement
         second = op + SECOND
-        total = channel.spread(second, channel.agree(second, lambda: channel.collect(op, answer, own.addends), add))
+        total = channel.spread(second, channel.agree(second, lambda: channel.collect(second, answer, own.addends), add))
     for array, view in zip(own.there.values(), own.layout.views(total)):
         np.copyto(array, view)
     return own.arrays

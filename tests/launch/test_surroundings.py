@@ -159,7 +159,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(tmp_path, mpi):
 
 def test_the_watchdog_may_end_a_job_to_which_a_rank_does_not_come(tmp_path, mpi):
     (tmp_path / "program.py").write_text(
-        LATE.replace("import mpi_util\n", "import mpi_util\nmpi_util.watchdog(2, kill=True)\n")
+        LATE.replace("import mpi_util\n", "import mpi_util\nmpi_util.watchdog(6, kill=True)\n")
     )
     done = run([sys.executable, tmp_path / "program.py"], TIMEOUT_S, mpi_environment(mpi))
     (line,) = done.err.splitlines()
@@ -175,8 +175,8 @@ def test_a_colon_is_an_argument_as_others_and_other_ranks_have_no_input(tmp_path
 
 def test_a_single_rank_has_come_without_mpi(tmp_path):
     (tmp_path / "program.py").write_text(
-        "import time, mpi_util\nmpi_util.watchdog(0.5, kill=True)\nmpi_util.mpi_fork(1, max_restarts=1, exit=True)\n"
-        "time.sleep(3)\nprint(mpi_util.all_sum(1))\n"
+        "import time, mpi_util\nmpi_util.watchdog(4, kill=True)\nmpi_util.mpi_fork(1, max_restarts=1, exit=True)\n"
+        "time.sleep(6)\nprint(mpi_util.all_sum(1))\n"
     )
     done = run([sys.executable, tmp_path / "program.py"], TIMEOUT_S)
     assert (done.status, done.out, done.err) == (0, "1\n", "")
