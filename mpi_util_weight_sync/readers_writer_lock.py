@@ -27,9 +27,8 @@ class ReadersWriterLock:
         self._changed = threading.Condition()
         self._inside = Counter[int]()  # thread -> how often it has entered
         self._before: set[int] = set()  # threads that were inside when the writer came
-        self._waiting = 0  # writers
-        self._patience = _PATIENCE_S
-        self._closed = self._writing = False
+        self._waiting, self._writing = 0, 0  # writers that wait; the thread that writes
+        self._patience, self._closed = _PATIENCE_S, False
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -69,7 +68,7 @@ class ReadersWriterLock:
                 self._changed.wait_for(lambda: self._closed or not (self._inside or self._writing))
                 if self._closed:
                     raise LockClosed("the weights cannot change after shutdown()")
-                self._writing, self._patience = True, _PATIENCE_S
+                self._writing, self._patience = threading.get_ident(), _PATIENCE_S
             finally:
                 self._waiting -= 1
                 self._changed.notify_all()
@@ -77,10 +76,13 @@ class ReadersWriterLock:
             yield waited
         finally:
             with self._changed:
-                self._writing = False
+                self._writing = 0
                 self._changed.notify_all()
 
-    def close(self) -> None:
+    def close(self, timeout: float) -> bool:
+        """No more writers; waits for another thread that is one. True: nothing is being written now."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self._writing in (0, threading.get_ident()), timeout)
+            return not self._writing

@@ -275,13 +275,13 @@ class Receiver:
         self._subscriber.reader.keep(())
 
     def close(self) -> None:
-        """Leaves in order, within `_JOIN_S` seconds."""
-        self.lock.close()
+        """Leaves in order, within twice `_JOIN_S` seconds."""
+        at_rest = self.lock.close(_JOIN_S)
         if self._subscriber is not None:
             self._subscriber.answer(Kind.ACK, self.version)  # the thread that applied it may not have come so far
             self._subscriber.close()
         if self.thread is not None and self.thread is not threading.current_thread():
             self.thread.join(_JOIN_S)
         self.ended.set()
-        if self._subscriber is not None and (self.thread is None or not self.thread.is_alive()):
+        if self._subscriber is not None and at_rest:
             self._let_go()

@@ -208,9 +208,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         receiver = self._need_receiver("receive()")
         if not self._connected or self._closed:
             raise UsageError("receive() needs connect(background=False) before, and no shutdown()")
-        if receiver.thread is not None:
-            return None
-        return receiver.receive(Deadline(timeout))
+        return receiver.receive(Deadline(timeout)) if receiver.thread is None else None
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[int]:

@@ -17,6 +17,7 @@ from sync_workers import arrays, keep_error, local_receivers, wait_for
 
 from mpi_util import UsageError, WeightsError, WorkerError, WorkerLeftError
 from mpi_util_weight_sync import MultiProcessWeightSyncScheme
+from mpi_util_weight_sync import receiver as receiver_module
 
 TIMEOUT = 20
 
@@ -474,6 +475,28 @@ def test_shutdown_while_another_thread_writes(monkeypatch):
         sending.join(5)
         assert not sending.is_alive(), "it hangs"
         assert found and isinstance(found[0], (UsageError, WorkerLeftError)) and "shut" in str(found[0]), repr(found)
+
+
+def test_shutdown_while_another_thread_receives(monkeypatch):
+    """The update that it has begun to apply is applied, whole; nothing that it reads is closed before."""
+    applying, write = threading.Event(), receiver_module.Receiver._write
+
+    def slow(*args):
+        applying.set()
+        time.sleep(0.5)
+        write(*args)
+
+    scheme, mine, found = scheme_for(1, sync=False), arrays(0.0), []
+    with local_receivers(scheme, [mine], "policy", background=False) as (receiver,):
+        monkeypatch.setattr(receiver_module.Receiver, "_write", slow)
+        scheme.send(arrays(2.0))
+        receiving = threading.Thread(target=keep_error, args=(receiver.receive, found))
+        receiving.start()
+        assert applying.wait(TIMEOUT)
+        receiver.shutdown()
+        assert value(mine) == 2.0
+        receiving.join(TIMEOUT)
+        assert not found, repr(found)
 
 
 def held():

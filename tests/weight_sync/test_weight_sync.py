@@ -754,7 +754,7 @@ def test_no_reader_sees_half_a_change_when_the_lock_is_closed():
             seen.append("read")
 
     with lock.writing():
-        lock.close()
+        lock.close(1)
         reader = threading.Thread(target=read)
         reader.start()
         time.sleep(0.05)
