@@ -267,11 +267,11 @@ def build_training(run: Run) -> None:
     run.training.publish(run.weights)
     if is_root:
         keep_rows = run.control.iteration - run.control.evaluate if run.config.resume else None
-        run.record = Record(run.config, run.spec, run.training.resumed)
-        how = {"show": run.record.show, "keep_rows": keep_rows, "numbered_by": "Iteration"}
-        run.logger = EpochLogger(run.record.folder.path, **how)
-        run.record.begin(keep_rows or 0)
-        run.logger.save_config(run.record.settings)
+        record = run.record = Record(run.config, run.spec, run.training.resumed)
+        run.logger = EpochLogger(record.folder.path, show=record.show, keep_rows=keep_rows, numbered_by="Iteration")
+        record.begin(keep_rows or 0)
+        if not run.control.stop:  # else it has reached its limit, which may be a slip, and does nothing more
+            run.logger.save_config(record.settings)
         run.note_saved()
 
 

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ..arrays import tree
 from ..arrays.adapters import copied, is_array
 from ..errors import BatchError, UsageError, rank_mismatch, whole_number
 from ..ranks import failure
-from ..ranks.console import print0_once
+from ..ranks.console import print0_once, print_once
 from ..ranks.identity import Comm
 from ..ranks.seeding import keep_random_states, seed_of, set_global_seeds, stream
 from ..ranks.state import state
@@ -32,6 +32,7 @@ from .gather import to_rank0
 
 PHASE = "rollout"
 _GIVEN = ("rng", "seed", "number", "iteration")  # arguments of `play`
+_CHECKED = 3  # iterations
 
 
 class Collected(NamedTuple):
@@ -127,7 +128,7 @@ def collect(
             Surplus episodes are dropped, and counted in `collected.unused_rollouts`.
         envs: instead, a segment of each environment 0 .. envs - 1, which stays on one rank. `play` is a generator
             function: started once for each number, it yields a segment in each iteration.
-        weights: what `rank0_bcast_wts` sends first; None: nothing.
+        weights: what `rank0_bcast_wts` sends first: the model itself, no copy. None: nothing. False: `play` needs none.
         seed: of the run, 0 or more.
         iteration: None: the one after that of the last call with this phase and seed; the first is 0.
         phase: names the work in reports of errors, and with `seed` the random numbers.
@@ -208,6 +209,8 @@ class _Loop:
 
     mean = 0.0  # rows of an episode in the iteration before; 0: there was none
     version = -1  # of the weights with which the iteration before began; -1: there was none
+    left: Mapping[str, str] = {}  # `samples` of the weights with which rank 1 has ended an early iteration
+    n_ended = 0  # iterations; after `_CHECKED` weights are looked at no more
     _kept_for: Any = None  # seed, number of environments, play
     _play: Any = None
 
@@ -218,7 +221,7 @@ class _Loop:
 
     def set(self, weights: Any, seed: int, play: Any, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
-        self.weights, self.seed = weights, seed
+        self.weights, self.needs_none, self.seed = None if weights is False else weights, weights is False, seed
         self.stream_key = seed, zlib.crc32(self.phase.encode())
         stream(*self.stream_key)
         given = [name for name, value in n.items() if value is not None]
@@ -262,18 +265,27 @@ class _Iteration:
         self.number = whole_number(f"{loop.call}: iteration", loop.next[loop.seed] if number is None else number)
         loop.next[loop.seed] = self.number + 1
         channel, is_root = loop.channel, loop.channel.rank == 0
-        # None: each rank has its environments
-        self._deal = None if loop.kind == "envs" else deal_on(channel, loop.n, loop.kind == "steps", loop.mean)
+        self._deal: Any = None  # where each rank has its environments
+        if loop.kind != "envs":
+            what = f"{loop.call}: {loop.kind}"
+            self._deal = deal_on(channel, loop.n, by_rows=loop.kind == "steps", mean=loop.mean, what=what)
         self._numbers = iter(self._deal or share_of(loop.n, channel.rank, channel.size))
         self._found: list[tuple[int, Any, int]] = []  # number, rows, how many
         # rank 0 takes its first number before the others can: it plays at least one, and then has the update to make
         self._following = next(self._numbers, None) if is_root else None
         self._sent: dict[str, str] = {}  # of the weights of a loop's first iteration, on rank 0
         if loop.weights is not None:
+            # on rank 1, if nothing else has been sent since it has left them: it makes no updates
+            before = samples(loop.weights) if loop.left and loop.version == channel.version else {}
             send(loop.call, channel, Models(loop.weights, in_place=True))
+            own = loop.left.items() | (samples(loop.weights) if before else {}).items()
+            if lost := sorted(dict(before.items() - own)):
+                so = "so results depend on how many ranks there are. give the model itself, not a copy of its weights"
+                print_once(f"mpi_util: {loop.call}: what rank 1 was sent as '{', '.join(lost[:5])}' is gone, {so}")
+                loop.n_ended = _CHECKED
             self._sent = samples(loop.weights) if is_root and loop.version < 0 else {}
-        elif loop.goes_on() and loop.version == channel.version and channel.size > 1:
-            so = "the other ranks play with the weights that they had then"
+        elif loop.goes_on() and not loop.needs_none and loop.version == channel.version and channel.size > 1:
+            so = "the other ranks play with the weights that they had then (weights=False if play needs none)"
             print0_once(f"mpi_util: {loop.call}: no weights= and no rank0_bcast_wts since the last one: {so}")
         loop.version = channel.version
         self._following = self._following if is_root else next(self._numbers, None)
@@ -340,6 +352,9 @@ class _Iteration:
             of_all = Collected(n, ends[n - 1], len(ends) - n, ends[-1] - ends[n - 1])
             return [(numbers[n - 1], of_all)] * channel.size  # the last number that is used
 
+        loop.n_ended += 1
+        checked = channel.rank == 1 and loop.n_ended < _CHECKED and loop.weights is not None
+        loop.left = samples(loop.weights) if checked else {}
         op = f"{loop.call} (gather)"  # not that of the weights: a rank may have left this iteration for the next
         last, self.collected = channel.agree(op, lambda: (what, [(i, n) for i, _, n in self._found]), decide)
         loop.mean = self.collected.steps / self.collected.rollouts

@@ -38,6 +38,7 @@ class Round(NamedTuple):
     n: int  # how many numbers
     by_rows: bool = False  # instead, numbers of episodes until those that have ended have `n` rows
     mean: float = 0.0  # rows of an episode in an earlier round, for a first guess; 0: there was none
+    what: str = "deal: n"  # the call, and what it says how many of
 
 
 def share(n: int) -> range:
@@ -80,13 +81,13 @@ def deal(n: int, *, comm: Comm = None) -> "Deal":
     return deal_on(channel_of(comm), whole_number("deal: n", n))
 
 
-def deal_on(channel: Channel, n: int, by_rows: bool = False, mean: float = 0.0) -> "Deal":
-    """`deal` on a channel. Args: by_rows, mean: as of `Round`; the caller then reports each episode to `Deal.end`."""
+def deal_on(channel: Channel, n: int, **more: Any) -> "Deal":
+    """`deal` on a channel. Args: more: as of `Round`; with by_rows the caller reports each episode to `Deal.end`."""
     state(Before).run()
     if not channel.alone:  # else a rank deals to itself
         state(_Made)[threading.get_ident()] += 1
     channel.counter = channel.counter or (channel.counter_kind or Counter)(channel)
-    return Deal(channel.counter, Round(next(channel.counter.rounds), n, by_rows, mean))
+    return Deal(channel.counter, Round(next(channel.counter.rounds), n, **more))
 
 
 class _Made(collections.Counter[int]):
@@ -110,6 +111,8 @@ class Deal:
             here = threading.get_ident()
             if n_made and n_made != (here, made[here]) and n_made[0] == here:
                 why = "each rank runs it a different number of times, so numbers were lost"
+                if (call := self._dealt.what.split(":")[0]) != "deal":
+                    raise UsageError(f"{call}: a rollout has collected or dealt too; {why}. Do that after {call}")
                 fix = "Deal pairs as one range: for i, j in (divmod(k, m) for k in deal(n * m))"
                 raise UsageError(f"deal: the body of a loop over dealt numbers has dealt too; {why}. {fix}")
             state(Threads).switch(False)  # each time, as there may have been a gather
@@ -193,8 +196,8 @@ class Counter:
                 here = 0 if dealt.by_rows or not self.guesses else dealt.n
                 n, number, end, ended, rows = dealt.n, 0, here, 0, 0
             if n != dealt.n:
-                differ = f"this rank deals {dealt.n} numbers and another one {n}"
-                raise RankMismatchError(f"deal: {differ}; give the same on every rank")
+                differ = f"{dealt.what} is {dealt.n} on one rank and {n} on another"
+                raise RankMismatchError(f"{differ}; give the same on every rank")
             if number == end != ALL_DEALT.stop:
                 more = self._more(dealt, number, ended, rows)
                 if more is None:

@@ -226,10 +226,56 @@ def test_what_stays_behind_is_said_once(tmp_path):
     assert done.err.count("no weights= and no rank0_bcast_wts") == 1 and done.err.count("\n") == 2
 
 
+@pytest.mark.parametrize(
+    ("weights", "lost"),
+    [
+        ("weights", ""),
+        ("{'w': weights['w'].copy(), 'std': weights['std']}", "w"),
+        ("[weights['w'], weights['std']]", ""),
+    ],
+)
+def test_copies_as_weights_are_noticed(weights, lost, tmp_path, mpi):
+    """Not what all ranks set alike, and not arrays that rank 0 replaces."""
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "weights = {'w': np.zeros(3), 'std': np.ones(1)}\n"
+        "for i in range(6):\n"
+        "    weights['std'][:] = 1 / (i + 1)\n"
+        f"    batch = mpi_util.collect(lambda: {{'v': weights['w'].sum()}}, episodes=4, seed=1, weights={weights})\n"
+        "    if batch is not None:\n"
+        "        weights['w'] = weights['w'] + 1\n"
+    )
+    done = run([sys.executable, path, 3], 60, mpi_environment(mpi))
+    line = (
+        f"mpi_util: collect: what rank 1 was sent as '{lost}' is gone, so results depend on how many ranks there are. "
+    )
+    assert not done.status and done.err == (f"{line}give the model itself, not a copy of its weights\n" if lost else "")
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [("episodes=4 + mpi_util.rank, seed=1", "RankMismatchError: collect: episodes is "),
+     ("episodes=4, seed=1, weights=False", ""),
+     ("play=lambda: mpi_util.collect(lambda: 1, episodes=1, seed=2, phase='b') or {'a': 1}, episodes=4, seed=1",
+      "UsageError: collect: a rollout has collected or dealt too; ")],
+)  # fmt: skip
+def test_errors_of_dealing_are_those_of_collect(call, error, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + f"arguments = dict(play=lambda: {{'a': 1}}) | dict({call})\n"
+        "for i in range(3): mpi_util.collect(**arguments)\n"
+    )
+    done = run([sys.executable, path, 2], 30)
+    assert (error in done.err and done.status) if error else (done.status, done.err) == (0, ""), done.err
+
+
 WRONG = {
     "without-gather": ("if rollout.number == 1: continue\n", "UsageError: rollouts: the body of the loop has ended"),
     "twice": ("rollout.gather({'a': 1})\n", "UsageError: Rollout.gather: called a second time"),
-    "dealt-within": ("mpi_util.collect(lambda: {'a': 1}, episodes=2, seed=1)\n", "UsageError: deal: the body of a"),
+    "dealt-within": (
+        "mpi_util.collect(lambda: {'a': 1}, episodes=2, seed=1)\n",
+        "UsageError: rollouts: a rollout has collected or dealt too",
+    ),
     "left-amid": ("if mpi_util.rank == 1: break\n", "while rank 0 waits for it"),
     "rank-0-left": ("if mpi_util.rank == 0: break\n", "rank 0 has ended while rank 1 waits for it in rollouts"),
     "died": ("if rollout.number == 1: raise OSError('simulator lost')\n", "OSError: simulator lost"),

@@ -83,12 +83,14 @@ def test_same_bits_under_any_mpi_and_on_any_machines(alone, tmp_path, mpi):
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == alone(EPISODES)[0]
 
 
-def test_resume_of_a_run_at_its_limit_says_what_goes_on(tmp_path):
+def test_resume_of_a_run_at_its_limit_says_what_goes_on_and_changes_nothing(tmp_path):
     train("CartPole-v1", "--total_steps", 1000, "--run_dir", tmp_path / "run")
+    before = (tmp_path / "run" / "config.json").read_bytes()
     for more in ((), ("--total_steps", 500)):
         out = train("--resume", tmp_path / "run", *more)
         assert "it has 2,000 steps already; --resume with a higher --total_steps or -n continues it" in out.out
         assert "Ctrl-C" not in out.out
+        assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -117,13 +119,13 @@ def test_the_run_folder(alone, tmp_path):
     assert (config["lr"], config["epochs"], config["clip"]) == (3e-4, 10, 0.2)
     assert config["num_envs"] is None and config["cg_iters"] is None  # without effect
     assert config["versions"]["numpy"] == np.__version__ and {"python", "torch", "mpi4py"} <= set(config["versions"])
-    train("--resume", tmp_path / "run", "--nprocs", 2)
+    train("--resume", tmp_path / "run", "--nprocs", 2, "-n", 32)
     resumed = json.loads((tmp_path / "run" / "config.json").read_text())
-    commands = [f"Hopper-v4 -n 24 -b 8 --run_dir {tmp_path}/run", f"--resume {tmp_path}/run --nprocs 2"]
+    commands = [f"Hopper-v4 -n 24 -b 8 --run_dir {tmp_path}/run", f"--resume {tmp_path}/run --nprocs 2 -n 32"]
     assert resumed["commands"] == [f"{python_command()} train.py {words}" for words in commands]
     assert config["commands"] == resumed["commands"][:1]
     assert (config["watchdog_kill"], resumed["watchdog_kill"]) == (None, False)  # no effect with one process
-    same = set(config) - {"commands", "nprocs", "watchdog_kill", "tag_output"}
+    same = set(config) - {"commands", "nprocs", "num_episodes", "watchdog_kill", "tag_output"}
     assert {key: resumed[key] for key in same} == {key: config[key] for key in same} and resumed["nprocs"] == 2
     arrays, notes = load(tmp_path / "run" / "policy.safetensors")
     assert {"policy/0/weight", "value/0/weight", "policy/log_std", "scaler/mean"} <= set(arrays)
