@@ -289,12 +289,12 @@ def _made(env: Any) -> Any:
 def _check_monitors(env: Any) -> None:
     """Collective: raises UsageError if ranks write the same Monitor file: they would overwrite each other's lines."""
     files, inside = dict[int, str](), [env]
-    while inside:
-        members = getattr(inside.pop(), "__dict__", {})
-        if writer := members.get("results_writer"):  # once: some wrappers hold a thing under two names
+    for one in inside:  # which grows; each is in it once, as some hold a thing under two names, or each other
+        members: Any = getattr(one, "__dict__", {})
+        if hasattr(writer := members.get("results_writer"), "file_handler"):
             files[id(writer)] = os.path.realpath(writer.file_handler.name)
-        inside += [members[key] for key in ("venv", "env") if key in members]
-        inside += envs if isinstance(envs := members.get("envs"), list) else []
+        held = members.get("venv"), members.get("env"), *(e if isinstance(e := members.get("envs"), list) else ())
+        inside += [thing for thing in held if not any(thing is other for other in inside)]
     for path, n in Counter(mpi_util.all_accum_batches([*files.values()])).items():
         if n > 1:
             ways = "Monitor(env, f'logs/{mpi_util.rank}'), or make_vec_env(..., start_index=mpi_util.rank * n_envs)"

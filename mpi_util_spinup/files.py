@@ -113,7 +113,6 @@ def lock_folder(path: Path) -> FolderLock:
 
     Call it on rank 0 before you read what an earlier run has saved there. Raises UsageError: another process has it.
     """
-    found = os.stat(path)
-    key = found.st_dev, found.st_ino
+    key = (found := os.stat(path)).st_dev, found.st_ino
     lock = _held[key] = _held.get(key) or FolderLock(path)
     return lock

@@ -7,6 +7,7 @@ Names are those of a torch module's parameters and buffers (`0.weight`); the pat
 import functools
 import json
 import math
+import re
 import sys
 from typing import Any
 
@@ -73,7 +74,9 @@ class Weights:
             return self._copier
         entries, slots = {entry.name: entry for entry in layout.entries}, self.slots
         if entries.keys() != slots.keys() and all(name.isdigit() for name in slots) and len(entries) == len(slots):
-            slots = dict(zip(entries, slots.values()))  # a list has no names: its order counts
+            by_text = [*entries] == sorted(entries)  # a dict: p.10 before p.2. a list has no names: its order counts
+            order = sorted(entries, key=lambda name: by_text and re.sub(r"\d+", lambda n: n[0].zfill(9), name))
+            slots = dict(zip(order, (slots[name] for name in sorted(slots, key=int))))
         lacking = {name: slot for name, slot in base.named.items() if slot.optional} if base else {}
         known = lacking | self.named | slots
         pairs = [check(entry.name, known.get(entry.name), entry) for entry in layout.entries]

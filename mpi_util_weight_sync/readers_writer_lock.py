@@ -36,7 +36,9 @@ class ReadersWriterLock:
         me = threading.get_ident()
         with self._changed:
             patience = self._patience
-            if not self._inside[me] and not self._changed.wait_for(self._may_read, patience):
+            if not self._inside[me] and not self._changed.wait_for(
+                lambda: not self._writing and (not self._waiting or bool(self._before)), patience
+            ):
                 self._patience = min(max(self._patience, 2 * patience), _MOST_PATIENCE_S)
                 self._before |= set(self._inside)  # the writer waits for these anyway
                 self._changed.wait_for(lambda: not self._writing)
@@ -48,9 +50,6 @@ class ReadersWriterLock:
                 self._inside -= Counter([me])  # which also drops it when it is inside no more
                 self._before &= set(self._inside)
                 self._changed.notify_all()
-
-    def _may_read(self) -> bool:
-        return not self._writing and (not self._waiting or bool(self._before))
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[bool]:

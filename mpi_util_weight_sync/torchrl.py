@@ -69,7 +69,6 @@ def materialise(model: Any) -> None:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.is_meta:
-                    empty = torch.empty_like(tensor, device="cpu")
-                    if isinstance(tensor, torch.nn.Parameter):
-                        empty = torch.nn.Parameter(empty, tensor.requires_grad)
+                    empty, is_own = torch.empty_like(tensor, device="cpu"), isinstance(tensor, torch.nn.Parameter)
+                    empty = torch.nn.Parameter(empty, tensor.requires_grad) if is_own else empty
                     tensors[name] = made.setdefault(tensor, empty)

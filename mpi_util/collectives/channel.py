@@ -7,6 +7,7 @@ Where ranks lie on several machines, or cannot share memory, a subclass is loade
 overrides how contributions reach rank 0, and answers and weights the ranks (`_receive_calls`, `_ask`, `spread`, ...).
 """
 
+import contextlib
 import importlib
 import math
 import os
@@ -141,9 +142,12 @@ class Channel(Agreement):
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
         if self.comm is None:
             return
+        with contextlib.suppress(MpiUtilError):  # another rank has failed; else all have attached what this one frees
+            self.agree("Comm.Free", lambda: None, lambda _: [None] * self.size)
         self.comm.Free()
+        self.loops.clear()
         if self.counter:
-            self.counter.close()
+            self.counter = self.counter.close()
         self.messages.peers.close()
         self.pool.close()
         state(Kept).open.remove(self)

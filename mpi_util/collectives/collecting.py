@@ -336,8 +336,9 @@ class _Iteration:
     def _finish(self) -> None:
         """Collective: the rows come to rank 0."""
         loop, channel = self.loop, self.loop.channel
-        if self._sent and (changed := sorted(dict(samples(loop.weights).items() - self._sent.items()))):
-            so = "no other rank sees that, so results depend on how many there are"
+        now = samples(loop.weights) if self._sent else {}
+        if changed := sorted(name for name, text in self._sent.items() if now.get(name, text) != text):
+            so = "no other rank sees that, so results depend on how many there are, unless each rollout sets it first"
             fix = "gather what the change needs, and make it on rank 0, where the weights are updated"
             print0_once(f"mpi_util: {loop.call}: rollouts change '{', '.join(changed[:5])}' of weights=; {so}. {fix}")
         what = f"{loop.kind}={loop.n}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"

@@ -42,6 +42,32 @@ def test_an_answer_may_come_after_rank_0_has_ended(run_ranks):
     assert done.out == "done\n" * 4 and not done.err
 
 
+FREED = """
+import sys, numpy as np, mpi_util
+mpi_util.mpi_fork(3, exit=True)
+from mpi4py import MPI
+calls = (
+    lambda comm: [*mpi_util.deal(5, comm=comm)],
+    lambda comm: mpi_util.all_sum(np.ones(200_000), comm=comm),
+    lambda comm: mpi_util.rank0_bcast_wts({"w": np.ones(100_000)}, comm=comm),
+)
+for i in range(15):
+    comm = MPI.COMM_WORLD.Dup()
+    calls[i % 3](comm)
+    comm.Free()
+print("freed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_communicator_may_be_freed_at_once(tmp_path, mpi, machines):
+    """A rank that frees it waits for those that have yet to map what it shares."""
+    (tmp_path / "program.py").write_text(FREED)
+    environment = mpi_environment(mpi) | {"MPI_UTIL_MACHINES": str(machines)}
+    done = run([sys.executable, tmp_path / "program.py"], 60, environment)
+    assert done.status == 0 and done.out == "freed\n" * 3, done.err
+
+
 ALIGNMENTS = """
 import sys, numpy as np, mpi_util
 if mpi_util.mpi_fork(3) == "parent":

@@ -118,10 +118,12 @@ def test_a_view_of_a_tensor_travels_as_what_it_shows():
     torch = pytest.importorskip("torch")
     whole = torch.arange(1_000_000.0)
     parts = [whole[3:5], whole.view(1000, 1000)[:, 1][:3], torch.nn.Parameter(whole[7:8]), whole[:2].requires_grad_()]
+    parts[2].tag = "own"
     packed = pickles.pack("test", parts)
     assert len(packed) < 10_000
     for part, got in zip(parts, pickles.unpack(packed), strict=True):
         assert type(got) is type(part) and got.requires_grad == part.requires_grad and torch.equal(got, part)
+        assert vars(got) == vars(part)
 
 
 ON_GPU = """

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, run
@@ -33,3 +34,11 @@ def test_example(n, tmp_path):
     finished = run([sys.executable, ROOT / "examples" / "sb3_ppo.py", "--nprocs", n, *settings], 150, ONE_THREAD)
     assert finished.status == 0, f"{finished.out}\n{finished.err}"
     assert finished.out.count("return after 256 steps: ") == 1 and (tmp_path / "model.zip").exists()
+
+
+def test_environments_that_hold_each_other_are_looked_through_once():
+    from mpi_util_sb3 import _check_monitors
+
+    outer, inner = SimpleNamespace(results_writer="own"), SimpleNamespace()
+    outer.env, inner.env = inner, outer
+    _check_monitors(SimpleNamespace(envs=[outer, inner]))

@@ -850,6 +850,17 @@ def test_numbers_that_are_names_count_more_than_an_order(weights):
         assert [int(p[0]) for p in mine] == [*range(12)]
 
 
+@pytest.mark.parametrize("mine", [[np.zeros(1) for _ in range(12)], {str(i): np.zeros(1) for i in range(12)}], ids=type)
+def test_numbers_get_the_values_of_numbered_names_in_their_order(mine):
+    net = torch.nn.Module()
+    net.p = torch.nn.ParameterList([torch.full((1,), float(i)).double() for i in range(12)])
+    for sent in (net, net.state_dict()):  # in which "p.10" comes after "p.9", or before "p.2"
+        for array in mine if isinstance(mine, list) else mine.values():
+            array[:] = -1
+        with local_receivers(scheme_for(1, sent), [mine], "policy"):
+            assert [float(mine[i if isinstance(mine, list) else str(i)][0]) for i in range(12)] == [*range(12)]
+
+
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_model_that_replaces_another_is_compared(zero_copy):
     net, mine = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)

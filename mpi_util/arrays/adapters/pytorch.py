@@ -42,8 +42,10 @@ def compact(thing: Any) -> Any:
         return thing
     if thing.untyped_storage().nbytes() <= thing.nbytes:
         return thing
-    values = thing.detach().clone()
-    return values.requires_grad_(thing.requires_grad) if kind is torch.Tensor else kind(values, thing.requires_grad)
+    values, needs = thing.detach().clone(), thing.requires_grad
+    values = values.requires_grad_(needs) if kind is torch.Tensor else kind(values, needs)
+    values.__dict__.update(thing.__dict__)
+    return values
 
 
 def token(leaf: Any) -> Any:
