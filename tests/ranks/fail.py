@@ -29,7 +29,7 @@ mpi_util.watchdog(None, kill="KILL" in os.environ)
 mpi_util.rank0_accum_batches({"x": np.zeros(3)})
 mpi_util.print0("started", flush=True)
 if how == "hang":
-    mpi_util.watchdog(1.7)
+    mpi_util.watchdog(3)
 if how == "hang" and mpi_util.rank == 2:  # it waits in another way than the others: in a module of Python's
     WakePipe.sleep = lambda pipe, seconds: threading.Event().wait(seconds)
 
@@ -72,7 +72,7 @@ if mpi_util.rank == who:
             threading.Thread(target=lambda: 1 / 0).start()
             time.sleep(30)
         if how == "hang":
-            time.sleep(4)
+            time.sleep(7)
         if how == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         if how == "return":
