@@ -35,12 +35,13 @@ def test_a_solved_task_is_not_told():
 
 
 def test_it_is_silent_in_the_runs_that_are_kept():
-    """But for those of two tasks, which ended below what was published, or fell for long."""
+    """But for those that lost half of what they had, and for two tasks, which were flat or fell for long."""
     found = set()
     for path in sorted((ROOT / "benchmarks" / "results" / "learning").glob("PPO*.csv")):
         curves = np.loadtxt(path, delimiter=",", skiprows=2, ndmin=2)
         env = "-".join(path.stem.split("-")[-2:])
         for seed in np.unique(curves[:, 0]):
-            if told(env, curves[curves[:, 0] == seed][:, 3]):
+            returns = curves[curves[:, 0] == seed][:, 3]
+            if told(env, returns) and returns[-1] > returns.max() / 2:
                 found.add(env.partition("-")[0])
     assert found <= {"Swimmer", "InvertedDoublePendulum"}
