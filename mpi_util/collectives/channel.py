@@ -142,7 +142,7 @@ class Channel(Agreement):
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""
         if self.comm is None:
             return
-        with contextlib.suppress(MpiUtilError):  # another rank has failed; else all have attached what this one frees
+        with contextlib.suppress(MpiUtilError):  # MpiUtilError: one has failed; else all have mapped what this frees
             self.agree("Comm.Free", lambda: None, lambda _: [None] * self.size)
         self.comm.Free()
         self.loops.clear()

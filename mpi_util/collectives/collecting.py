@@ -275,7 +275,7 @@ class _Iteration:
         self._following = next(self._numbers, None) if is_root else None
         self._sent: dict[str, str] = {}  # of the weights of a loop's first iteration, on rank 0
         if loop.weights is not None:
-            # on rank 1, if nothing else has been sent since it has left them: it makes no updates
+            # rank 1 makes no updates: it has what it was sent last, or, where all ranks set it alike, what comes now
             before = samples(loop.weights) if loop.left and loop.version == channel.version else {}
             send(loop.call, channel, Models(loop.weights, in_place=True))
             own = loop.left.items() | (samples(loop.weights) if before else {}).items()
