@@ -28,6 +28,7 @@ from mpi_util.ranks.identity import under_launcher
 from .files import read, regular, replace_file
 from .plot import last_return
 from .serialization_utils import convert_json
+from .table import say
 
 DEFAULT_DATA_DIR = "data"  # in the current directory
 _MARKER = "finished.json"
@@ -188,7 +189,7 @@ class Schedule:
                 seconds = f"{r.seconds:.1f}" if r.seconds else ""
                 rows.append((r.name, _status(r), seconds, last_return(r.folder), str(r.folder)))
             a, b, c, d, _ = (max(map(len, column)) for column in zip(*rows))
-            print("", *(f"{v:<{a}}  {w:<{b}}  {x:>{c}}  {y:>{d}}  {z}" for v, w, x, y, z in rows), sep="\n", flush=True)
+            say("\n" + "".join(f"{v:<{a}}  {w:<{b}}  {x:>{c}}  {y:>{d}}  {z}\n" for v, w, x, y, z in rows))
         if self._signum:
             raise SystemExit(128 + self._signum)
         if failed := [result for result in results if result.status == "failed"]:
@@ -204,7 +205,7 @@ class Schedule:
             return self._end(experiment, "done before")
         where = f", prints to {experiment.output}" if experiment.output else ""
         n = f" on {experiment.num_cpu} processes" * (experiment.num_cpu != 1)
-        print(f"{experiment.name}: started{n}{where}", flush=True)
+        say(f"{experiment.name}: started{n}{where}\n")
         try:
             experiment.start()
             self._running.append(experiment)
@@ -217,14 +218,15 @@ class Schedule:
             if (code := experiment.poll()) is not None:
                 self._running.remove(experiment)
                 if code and not self._signum and experiment.output:
-                    print(_tail(experiment.name, experiment.output), flush=True)
+                    say(_tail(experiment.name, experiment.output))
                 self._end(experiment, "done" if not code else "stopped" if self._signum else "failed", code)
 
     def _end(self, experiment: Experiment, status: str, code: int | None = None) -> None:
-        result = Result(experiment.name, status, code, experiment.seconds, experiment.folder)
-        self._results[experiment] = result
+        self._results[experiment] = result = Result(
+            experiment.name, status, code, experiment.seconds, experiment.folder
+        )
         after = f" after {result.seconds:.1f} s" if result.seconds else f", in {result.folder}"
-        print(f"{experiment.name}: {_status(result)}{after}", flush=True)
+        say(f"{experiment.name}: {_status(result)}{after}\n")
 
     def _receive(self, signum: int, _frame: object) -> None:
         if not self._signum:
@@ -244,7 +246,7 @@ def _tail(name: str, output: Path) -> str:
         file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     last = max((i for i, line in enumerate(lines) if line.startswith("Traceback")), default=len(lines) - _SHORT_TAIL)
-    return "\n".join(f"{name} | {line}" for line in lines[max(0, last - 1, len(lines) - _TAIL_LINES) :])
+    return "".join(f"{name} | {line}\n" for line in lines[max(0, last - 1, len(lines) - _TAIL_LINES) :])
 
 
 def _source_of(thunk: Thunk) -> str:

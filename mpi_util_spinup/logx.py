@@ -1,7 +1,6 @@
 """Spinning Up's loggers: `spinup.utils.logx`. Every rank makes the same calls, and rank 0 writes."""
 
 import atexit
-import contextlib
 import functools
 import itertools
 import json
@@ -24,7 +23,7 @@ from .files import lock_folder, regular, replace_file
 from .mpi_tools import Statistics, statistics
 from .savers import load_weights, restore_tf_graph, save_keras, save_session, save_torch
 from .serialization_utils import convert_json
-from .table import Progress, box, color2num, colored, colorize
+from .table import Progress, box, color2num, colored, colorize, say
 
 __all__ = ["EpochLogger", "Logger", "color2num", "colorize", "load_weights", "restore_tf_graph"]
 
@@ -106,7 +105,7 @@ class Logger:
     def log(self, msg: str, color: str = "green") -> None:
         """Prints a line on rank 0, in bold colour on a terminal."""
         if self._is_root:
-            _print(colored(msg, color) + "\n")
+            say(colored(msg, color) + "\n")
 
     def log_tabular(self, key: str, val: Any) -> None:
         """Adds a column to the current row, which `dump_tabular` writes. A new column is empty in earlier rows.
@@ -136,10 +135,7 @@ class Logger:
             return
         self._progress.add(row)
         self.attempt(_ROW, self._progress.write)
-        if self._show:
-            self._show(row)
-        else:
-            _print(box(self._progress.columns, row))
+        self._show(row) if self._show else say(box(self._progress.columns, row))
 
     def sync(self) -> None:
         """Waits until the rows are on disk, on rank 0. Call it before writing a checkpoint that relies on them."""
@@ -185,7 +181,7 @@ class Logger:
         text = json.dumps(content, separators=(",", ":\t"), indent=4, sort_keys=True)
         if not self._show:
             self.log("Saving config:\n", "cyan")
-            _print(f"{text}\n")
+            say(f"{text}\n")
         self._config = text.encode()
         try:
             replace_file(self._folder / "config.json", self._config)
@@ -299,8 +295,3 @@ class EpochLogger(Logger):
     def _statistics(self, call: str, key: str) -> Statistics:
         samples = np.concatenate([np.ravel(value) for value in self.epoch_dict.get(key) or [[]]])
         return statistics(call, key, samples, self._comm)
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError):  # standard output goes to a full disk
-        print(text, end="", flush=True)

@@ -45,8 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(__doc__)
         return 0
     if name in TOOLS:
-        importlib.import_module(f".{TOOLS[name]}", __package__).main(words)
-        return 0
+        return importlib.import_module(f".{TOOLS[name]}", __package__).main(words) or 0
     try:
         name = name.removesuffix("_pytorch")
         if name not in ALGORITHMS:

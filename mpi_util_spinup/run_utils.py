@@ -18,7 +18,7 @@ from mpi_util.ranks import failure
 
 from .experiment import DEFAULT_DATA_DIR, Experiment, ExperimentError, Result, Schedule, Thunk, setup_logger_kwargs
 from .serialization_utils import convert_json
-from .table import colored
+from .table import colored, say
 
 __all__ = [
     "DEFAULT_DATA_DIR", "ExperimentError", "ExperimentGrid", "Result", "all_bools", "call_experiment",
@@ -46,7 +46,7 @@ def call_experiment(
     failure.install()
     where = setup_logger_kwargs(exp_name, seed, data_dir, datestamp)
     experiment = Experiment(exp_name, thunk, num_cpu, where, kwargs | {"seed": seed}, at_once=1)
-    print(f"{experiment.name}: {json.dumps(experiment.config, indent=4, sort_keys=True)}")
+    say(f"{experiment.name}: {json.dumps(experiment.config, indent=4, sort_keys=True)}\n")
     return Schedule([experiment]).run()[0]
 
 
@@ -129,14 +129,12 @@ class ExperimentGrid:
         """Prints the parameters, their shorthands and values, and the number of variants."""
         n_variants = len(self.variants())
         n_seeds = len(self.vals[self.keys.index("seed")]) if "seed" in self.keys else 1
-        print("=" * 80)
-        print(colored(f"ExperimentGrid [{self._name}] runs over parameters:\n", "green"))
+        say(f"{'=' * 80}\n{colored(f'ExperimentGrid [{self._name}] runs over parameters:', 'green')}\n\n")
         for key, vals, shorthand in zip(self.keys, self.vals, self.shs):
-            print("", colored(key.ljust(40), "cyan"), f"[{shorthand}]", "\n")
-            print("".join(f"\t{convert_json(value)}\n" for value in vals))
-        print(f" {'Variants, counting seeds:':<39}", n_variants)
-        print(f" {'Variants, not counting seeds:':<39}", n_variants // n_seeds)
-        print(f"\n{'=' * 80}", flush=True)
+            values = "".join(f"\t{convert_json(value)}\n" for value in vals)
+            say(f" {colored(key.ljust(40), 'cyan')} [{shorthand}]\n\n{values}\n")
+        say(f" {'Variants, counting seeds:':<39} {n_variants}\n")
+        say(f" {'Variants, not counting seeds:':<39} {n_variants // n_seeds}\n\n{'=' * 80}\n")
 
     def run(
         self, thunk: Thunk | str, num_cpu: int | str = 1, data_dir: str | os.PathLike[str] | None = None,

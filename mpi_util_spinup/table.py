@@ -27,13 +27,23 @@ def colored(text: str, color: str) -> str:
     return colorize(text, color, bold=True) if terminal else text
 
 
+def say(text: str) -> None:
+    """Prints `text` as it is. Nothing that happens to standard output ends a run."""
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:  # a full disk, where later lines may find room
+        if isinstance(
+            error, BrokenPipeError
+        ):  # `| head` has what it wants; Python would try again at the end, and fail
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def box(columns: list[str], row: dict[str, Any]) -> str:
     """A row as a table of two columns. Its last newline is part of it: another rank's output cannot come in between."""
     width = max(15, *map(len, columns))
     line = "-" * (width + 22)
     shown = {key: value[:15] if isinstance(value, str) else f"{value:8.3g}" for key, value in row.items()}
-    cells = [(key, shown.get(key, "")) for key in columns]
-    return "\n".join([line, *(f"| {key:>{width}} | {value:>15} |" for key, value in cells), line, ""])
+    return "\n".join([line, *(f"| {key:>{width}} | {shown.get(key, ''):>15} |" for key in columns), line, ""])
 
 
 class Progress:

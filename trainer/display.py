@@ -9,6 +9,7 @@ import time
 from collections import deque
 from typing import Any
 
+from mpi_util_spinup.table import say
 from trainer.config import Config
 
 # column of progress.txt, heading, width without the space before it, format
@@ -67,7 +68,7 @@ class Display:
     def say(self, text: str) -> None:
         """Prints `text`, above the panel if there is one, unless it is empty."""
         if text:
-            _write(f"{self.panel.clear()}{text}\n{self.panel.draw()}" if self.panel else f"{text}\n")
+            say(f"{self.panel.clear()}{text}\n{self.panel.draw()}" if self.panel else f"{text}\n")
 
     def doing(self, text: str) -> None:
         """Says in the panel what is going on."""
@@ -89,12 +90,12 @@ class Display:
 
     def _draw(self) -> None:
         if self.panel and time.monotonic() - self.panel.drawn > BETWEEN_S:
-            _write(self.panel.clear() + self.panel.draw())
+            say(self.panel.clear() + self.panel.draw())
 
     def end(self) -> None:
         """Leaves the panel as it is; what follows is printed below it."""
         if self.panel:
-            _write(f"{self.panel.clear()}{self.panel.draw()}\n")
+            say(f"{self.panel.clear()}{self.panel.draw()}\n")
             self.panel = None
 
 
@@ -227,10 +228,3 @@ def columns() -> int:
         finally:
             os.close(terminal)
     return shutil.get_terminal_size().columns
-
-
-def _write(text: str) -> None:
-    try:
-        print(text, end="", flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -15,7 +15,9 @@ from typing import Any
 import mpi_util
 from mpi_util_spinup.files import read, replace_file
 from mpi_util_spinup.run_utils import ExperimentError, ExperimentGrid
+from mpi_util_spinup.table import say
 from trainer.command_line import parse
+from trainer.display import counted
 from trainer.run_folder import RunFolder, checkpoints
 
 WORDS = "seeds.json"  # in a run's folder: the command line with which it began
@@ -41,7 +43,8 @@ def several_seeds(program: str, arguments: list[str]) -> int:
         parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
     folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0")
     grid: Any = ExperimentGrid()
-    grid.print = lambda: print(f"{len(own.seeds)} runs: --seed {' '.join(map(str, own.seeds))}", flush=True)
+    seeds = " ".join(map(str, own.seeds))
+    grid.print = lambda: say(f"{counted(len(own.seeds), 'run')}: --seed {seeds}\n")
     for key, value in {"program": os.path.abspath(program), "words": tuple(words), "seed": own.seeds}.items():
         grid.add(key, value)
     try:
@@ -49,7 +52,7 @@ def several_seeds(program: str, arguments: list[str]) -> int:
     except (mpi_util.UsageError, ExperimentError) as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 1 if isinstance(error, ExperimentError) else 2
-    print(f"\ncurves: {shlex.join([sys.executable, '-m', 'mpi_util_spinup.plot', folders])}")
+    say(f"\ncurves: {shlex.join([sys.executable, '-m', 'mpi_util_spinup.plot', folders])}\n")
     return 0
 
 
@@ -66,7 +69,7 @@ def run_one(program: str, words: tuple[str, ...], seed: int, logger_kwargs: dict
         replace_file(begun, json.dumps(command).encode())
         command += ["--run_dir", str(folder)]
     command = [sys.executable, program, *command]
-    print(f"+ {shlex.join(command)}", flush=True)
+    say(f"+ {shlex.join(command)}\n")
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
     os.execv(sys.executable, command)  # noqa: S606  # signals and status are the run's own

@@ -355,6 +355,16 @@ def test_several_seeds_of_train_py(tmp_path):
 
 
 @pytest.mark.slow
+def test_several_seeds_go_on_when_nobody_reads_what_they_print(tmp_path):
+    program = [sys.executable, str(ROOT / "train.py"), *"Hopper-v4 -n 8 -b 8 --seeds 3-4".split()]
+    pipe = subprocess.Popen(["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    done = subprocess.run(program, cwd=tmp_path, stdout=pipe.stdin, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done
+    assert pipe.communicate()[0] == b"2 runs: --seed 3 4\n"
+    assert len([*tmp_path.rglob("policy.safetensors")]) == 2
+
+
+@pytest.mark.slow
 def test_seeds_have_the_folders_of_single_runs(tmp_path):
     command = [sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 1, "-b", 1, "--name", "X"]
     for arguments in (("--seeds=0",), ("--seed", 1), ("--seeds", "0,2")):  # the first is not repeated
