@@ -110,7 +110,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         self.model_id, self.worker_idx, self.context = model_id, index, context
         if torchrl := _torchrl():
             torchrl.materialise(model)
-            on_update = on_update or torchrl.after_update(self)
+            on_update = torchrl.after_update(self, on_update)
         self._receiver = Receiver(index, name, model, zero_copy, on_update)
         weakref.finalize(self, self._receiver.close).atexit = False
 
@@ -216,8 +216,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
 
         An update that arrives meanwhile waits, and so does a sender that waits for it. Many threads may be inside.
         """
-        receiver = self._need_receiver("frozen()")
-        with receiver.lock.reading():
+        with (receiver := self._need_receiver("frozen()")).lock.reading():
             yield receiver.version
 
     @property
@@ -273,10 +272,9 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._closed:
             return
         self._closed = True
-        if self._receiver is not None:
-            self._receiver.close()
-        if self._sender is not None:
-            self._sender.publisher.close()
+        for end in (self._receiver, self._sender and self._sender.publisher):
+            if end is not None:
+                end.close()
 
     def __exit__(self, *_: Any) -> None:
         self.shutdown()

@@ -49,14 +49,16 @@ def shut_down_with(collector: Any, scheme: Any) -> None:
     collector.shutdown = shutdown
 
 
-def after_update(scheme: Any) -> Callable[[int], None]:
-    """An `on_update` that updates the worker's collector too: it counts versions, and may have collectors itself."""
+def after_update(scheme: Any, then: Callable[[int], None] | None) -> Callable[[int], None]:
+    """An `on_update`: updates the worker's collector, which counts versions and may have collectors; calls `then`."""
     ref = weakref.ref(scheme)  # the scheme's receiver has this
 
     def updated(version: int) -> None:
         if (scheme := ref()) is not None and hasattr(collector := scheme.context, "update_policy_weights_"):
             weights = framework("tensordict").TensorDict.from_module(scheme.model).data
             collector.update_policy_weights_(model_id=scheme.model_id or "policy", policy_or_weights=weights)
+        if then is not None:
+            then(version)
 
     return updated
 

@@ -356,7 +356,7 @@ def test_several_seeds_of_train_py(tmp_path):
 
 @pytest.mark.slow
 def test_several_seeds_go_on_when_nobody_reads_what_they_print(tmp_path):
-    program = [sys.executable, str(ROOT / "train.py"), *"Hopper-v4 -n 8 -b 8 --seeds 3-4".split()]
+    program = [sys.executable, str(ROOT / "train.py"), *["Hopper-v4", "-n", "8", "-b", "8", "--seeds", "3-4"]]
     pipe = subprocess.Popen(["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     done = subprocess.run(program, cwd=tmp_path, stdout=pipe.stdin, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr, done

@@ -577,6 +577,32 @@ def test_a_collector_that_shuts_down_shuts_its_scheme_down():
         scheme.shutdown()
 
 
+@pytest.mark.torchrl
+def test_a_worker_with_an_on_update_of_its_own_updates_its_collector_too():
+    import torchrl.collectors  # noqa: F401  # a scheme looks whether it is loaded
+
+    class Collector:
+        def __init__(self):
+            self.policy, self.worker_idx, self.calls = torch.nn.Linear(2, 1), 0, []
+
+        def update_policy_weights_(self, *, model_id, policy_or_weights):
+            self.calls.append((model_id, bool((policy_or_weights["weight"] == self.policy.weight).all())))
+
+    scheme, collector = scheme_for(1, torch.nn.Linear(2, 1)), Collector()
+    receiver = pickle.loads(pickle.dumps(scheme))
+    receiver.init_on_receiver(
+        model_id="policy", context=collector, on_update=lambda version: collector.calls.append(version)
+    )
+    thread = threading.Thread(target=receiver.connect)
+    thread.start()
+    scheme.connect()
+    scheme.send()
+    thread.join()
+    receiver.shutdown()
+    scheme.shutdown()
+    assert collector.calls == [("policy", True), 1, ("policy", True), 2]
+
+
 def test_there_is_a_default_timeout_that_the_error_names():
     assert MultiProcessWeightSyncScheme().timeout is not None
 
