@@ -122,8 +122,8 @@ class Config(Hyper):
         NETS, "cnn: for images; MODULE:FUNCTION makes others; in torch, which all processes load", "", metavar="NAME"
     )
     log_std: float | None = setting(
-        NETS, "initial log standard deviation of the actions; 0: half an action's range; ppo: -1, and 0 for actions of "
-        "one component", INIT_LOG_STD, "between -10 and 10",
+        NETS, "initial log standard deviation of the actions; 0: half an action's range; ppo: 0 for one component, "
+        "down to -1 for five", INIT_LOG_STD, "between -10 and 10",
     )  # fmt: skip
 
     @classmethod
@@ -206,12 +206,12 @@ class Config(Hyper):
         """With a lambda and a deviation for such actions, where none was given.
 
         Each component of an action adds noise to the return, of which a smaller lambda lets in less. With the lambda of
-        a few components Humanoid-v4 does not learn to walk, with that of many Hopper-v4 learns to stand. A single
-        component must try alone what several do together (docs/learning.md).
+        a few components Humanoid-v4 does not learn to walk, with that of many Hopper-v4 learns to stand. What many
+        components try together, fewer must try with larger deviations each (docs/learning.md).
         """
         n = 1 if spec.discrete else spec.act_dim
         lam = 1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam
-        log_std = (0.0 if n == 1 else -1.0) if self.log_std is None and not spec.discrete else self.log_std
+        log_std = (1 - min(n, 5)) / 4.0 if self.log_std is None and not spec.discrete else self.log_std
         return replace(self, lam=lam, log_std=log_std)
 
     @property
