@@ -10,7 +10,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {  # of the learners, and of train.py
     # Schulman et al. 2017 (arXiv:1707.06347), with a stop by KL; chosen on nine environments (docs/learning.md)
     "ppo": {
         "vf_lr": 3e-4, "kl_targ": 0.05, "minibatch_rows": 128, "gamma": None, "lam": None,
-        "rew_scale": "returns", "log_std": None, "batch_steps": 2000, "std_fall": 2.5,
+        "rew_scale": "returns", "log_std": None, "batch_steps": 2000, "std_fall": None,
     },
     # github.com/pat-coady/trpo; lr is 9e-4 / sqrt(width of the middle layer) there, and vf_lr 1e-2 / sqrt(width)
     "ppo-kl": {
@@ -48,7 +48,9 @@ class Hyper:
     minibatches: int = setting(ALGO, "minibatches per pass; policies but ppo's: one", 0, "0 or more")
     minibatch_rows: int = setting(ALGO, "approximate rows of a minibatch, if --minibatches is 0", 256)
     clip: float = setting(ALGO, "ppo's probability ratio is clipped to 1 +- X", 0.2, "above 0")
-    std_fall: float = setting(ALGO, "log deviations have bounds, which fall by X; 0: none", 0.0, "between 0 and 10")
+    std_fall: float | None = setting(
+        ALGO, "log deviations have bounds, which fall by X; 0: none; ppo: to -3.5", 0.0, "between 0 and 10"
+    )
     ent_coef: float = setting(ALGO, "weight of the entropy in the policy's loss", 0.0, "0 or more")
     max_grad_norm: float = setting(ALGO, "gradients with a larger 2-norm are scaled down to it", 0.5, "above 0")
     cg_iters: int = setting(ALGO, "most iterations of trpo's conjugate gradients", 10)

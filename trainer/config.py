@@ -123,7 +123,7 @@ class Config(Hyper):
     )
     log_std: float | None = setting(
         NETS, "initial log standard deviation of the actions; 0: half an action's range; ppo: 0 for one component, "
-        "down to -1 for five", INIT_LOG_STD, "between -10 and 10",
+        "-0.5 for up to 4, else -1", INIT_LOG_STD, "between -10 and 10",
     )  # fmt: skip
 
     @classmethod
@@ -203,16 +203,18 @@ class Config(Hyper):
         return self
 
     def fitted(self, spec: Spec) -> "Config":
-        """With a lambda and a deviation for such actions, where none was given.
+        """With a lambda and deviations for such actions, where none were given (docs/learning.md).
 
-        Each component of an action adds noise to the return, of which a smaller lambda lets in less. With the lambda of
-        a few components Humanoid-v4 does not learn to walk, with that of many Hopper-v4 learns to stand. What many
-        components try together, fewer must try with larger deviations each (docs/learning.md).
+        Each component adds noise to the return; a smaller lambda lets in less of it. With that of a few Humanoid-v4
+        does not learn to walk, with that of many Hopper-v4 learns to stand. What many components try together, fewer
+        must try with larger deviations each, and a single one to the end.
         """
         n = 1 if spec.discrete else spec.act_dim
         lam = 1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam
-        log_std = (1 - min(n, 5)) / 4.0 if self.log_std is None and not spec.discrete else self.log_std
-        return replace(self, lam=lam, log_std=log_std)
+        first, last = (0.0, -2.5) if n == 1 else (-0.5 if n <= 4 else -1.0, -3.5)
+        log_std = first if self.log_std is None and not spec.discrete else self.log_std
+        std_fall = self.std_fall if self.std_fall is not None or log_std is None else max(0.0, log_std - last)
+        return replace(self, lam=lam, log_std=log_std, std_fall=std_fall)
 
     @property
     def wrappers(self) -> list[str]:
