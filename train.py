@@ -12,6 +12,7 @@ For one seed and configuration the result has the same bits for every --nprocs. 
 """
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ from trainer.run import set_up
 
 def main() -> int:
     """One run, on every rank. Returns the exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # where it takes ASCII alone, a folder's name may not be
     options = {word.split("=")[0] for word in sys.argv}
     if "--watch" in options:
         from trainer.play import main as watch
@@ -42,7 +45,7 @@ def main() -> int:
         return several_seeds(sys.argv[0], sys.argv[1:])
     config = parse()
     launch = {name: getattr(config, name) for name in LAUNCH}
-    if config.nprocs > mpi_util.nworkers and sys.stdout.isatty():  # their imports take seconds, on few cores
+    if config.nprocs > mpi_util.nworkers and os.isatty(1):  # their imports take seconds, on few cores
         print(f"{config.env}: starting {config.nprocs} processes", flush=True)
     if mpi_util.mpi_fork(config.nprocs, **launch) == "parent":
         return 0

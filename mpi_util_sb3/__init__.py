@@ -17,6 +17,7 @@ from collections import Counter
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
+import torch
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback, ProgressBarCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -50,7 +51,7 @@ def parallel(algorithm: type[Model]) -> ParallelClass[Model]:
       `mpi_util.rank`. All ranks have the same number of environments and the same spaces.
     - n_steps: of each environment, all ranks together: rows per rollout = n_steps * n_envs, as without mpi_util. The
       first ranks take the remainder. divide=False: n_steps of each rank. `model.n_steps` is that of all ranks.
-    - seed: rank 0 uses it itself, the others `mpi_util.rank_seed(seed)`, so the first weights are SB3's.
+    - seed: rank 0 uses it itself, so the first weights are SB3's; the others `mpi_util.rank_seed` of it, or of torch's.
     - device "auto": rank 0's accelerator; the other ranks use the CPU.
     - num_timesteps, the schedules and total_timesteps count the steps of all ranks.
     - Callbacks run on rank 0, and may be None elsewhere; one that returns False stops all ranks at the end of the
@@ -111,7 +112,9 @@ class _Parallel(OnPolicyAlgorithm):
             self._own_buffer.buffer_size = len(mpi_util.share(self.n_steps))  # the next reset() allocates its arrays
 
     def set_random_seed(self, seed: int | None = None) -> None:
-        super().set_random_seed(mpi_util.rank_seed(seed) if mpi_util.rank and seed is not None else seed)
+        if mpi_util.rank:  # also where the program itself has seeded torch and its environments, alike on all ranks
+            seed = mpi_util.rank_seed(torch.initial_seed() % 2**31 if seed is None else seed)
+        super().set_random_seed(seed)
 
     def set_logger(self, logger: Logger) -> None:
         super().set_logger(Logger(None, []) if mpi_util.rank else logger)
@@ -145,6 +148,8 @@ class _Parallel(OnPolicyAlgorithm):
         if mpi_util.rank:
             self.set_logger(Logger(None, []))
         if mpi_util.nworkers > 1:
+            if len({*(n := mpi_util.all_accum_batches([self.n_envs]))}) > 1:
+                raise UsageError(f"all ranks must have the same number of environments; they have {n}, rank by rank")
             _check_monitors(self.env)
             try:
                 mpi_util.merge_moments(self.env)  # before the reset: a state that all ranks have loaded counts once

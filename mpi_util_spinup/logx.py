@@ -28,7 +28,8 @@ from .table import Progress, box, color2num, colored, colorize, say
 __all__ = ["EpochLogger", "Logger", "color2num", "colorize", "load_weights", "restore_tf_graph"]
 
 _ROW = "a row"
-_RESULTS = ("config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save")  # beside the table
+_RESULTS: tuple[str, ...] = "config.json", "vars*.pkl", "pyt_save", "tf1_save*", "keras_save"  # beside the table
+_RESULTS += "progress.jsonl", "policy.safetensors", "best.safetensors"  # of train.py
 
 
 class Logger:

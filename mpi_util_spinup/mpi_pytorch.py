@@ -1,13 +1,7 @@
 """Data-parallel PyTorch on every rank, with averaged gradients: `spinup.utils.mpi_pytorch`.
 
-    setup_pytorch_for_mpi()
-    sync_params(module)
-    ...
-    loss.backward()
-    mpi_avg_grads(module)
-    optimizer.step()
-
-All raise MissingFrameworkError if there is no torch. `comm` is a communicator; None: all ranks.
+`examples/adopt_ppo_torch.py` is a program with these. All raise MissingFrameworkError if there is no torch. `comm` is a
+communicator; None: all ranks.
 """
 
 import os
@@ -16,7 +10,7 @@ from typing import Any
 from mpi_util.arrays.adapters import framework
 from mpi_util.collectives.bcast import rank0_bcast_wts
 from mpi_util.collectives.reduce import Arrays, average
-from mpi_util.errors import BatchError
+from mpi_util.errors import BatchError, UsageError
 from mpi_util.host.cores import update_threads
 from mpi_util.ranks import threads
 from mpi_util.ranks.identity import Comm, number_in, nworkers
@@ -52,6 +46,8 @@ def mpi_avg_grads(module: Any, *, comm: Comm = None) -> None:
     Raises RankMismatchError on every rank: a parameter has a gradient on some ranks only, or the modules differ.
     """
     torch = framework("torch")
+    if not hasattr(module, "named_parameters"):
+        raise UsageError(f"mpi_avg_grads takes a torch module, whose parameters have gradients; got {module!r:.80}")
     copied: list[tuple[Any, Any]] = []  # (gradient without a NumPy view, its values in host memory)
 
     def make() -> Arrays:

@@ -70,8 +70,7 @@ class Worker:
 
     def connected(self, connection: Any) -> None:
         """A process is this worker from now on. It owes no answer to what was sent before."""
-        self.pid, self.connection = connection.pid, connection
-        self.state, self.died = State.ABSENT, ""
+        self.pid, self.connection, self.state, self.died = connection.pid, connection, State.ABSENT, ""
         self.answered = self.sent if self.waiting is None else self.answered
 
     def ended(self, died: str = "") -> None:
@@ -99,10 +98,9 @@ class Publisher:
         self._sections: list[Section] = []
         self._thread: threading.Thread | None = None
         self.newest = 0  # version
-        self._publishing = False
+        self._publishing = self.closed = False
         self._children: dict[int | None, BaseProcess] = {}  # processes that this one has started, by their ids
         self._others = weakref.WeakSet(_processes())  # processes that it had started before
-        self.closed = False
 
     def open(self) -> None:
         if self._thread is None:

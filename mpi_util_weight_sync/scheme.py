@@ -272,7 +272,7 @@ class WeightSyncScheme(contextlib.AbstractContextManager["WeightSyncScheme"]):
         if self._closed:
             return
         self._closed = True
-        for end in (self._receiver, self._sender and self._sender.publisher):
+        for end in (self._receiver, self._sender.publisher if self._sender else None):
             if end is not None:
                 end.close()
 

@@ -40,6 +40,6 @@ class Standstill:
         if now > first + SOLVED * (self._solved - first) or now > before + GROWTH * abs(before - first):
             return ""
         self._least = math.inf  # it is said once
-        what = f"the return has not risen for {steps / 2:,.0f} steps: {now:,.1f}, before that {before:,.1f}; "
+        what = f"the return has hardly risen for {steps / 2:,.0f} steps: {now:,.1f}, before that {before:,.1f}; "
         what += "if more is possible, try another --seed, --gamma 0.999 if rewards come late, "
         return what + "--ent_coef 0.01 if it tries too little"

@@ -38,10 +38,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 class Display:
-    """Shows rows and messages. On a terminal the panel stays below the messages.
-
-    The run continues when there is no standard output any more: a closed terminal, `| head`, a full disk.
-    """
+    """Shows rows and messages. On a terminal the panel stays below the messages."""
 
     def __init__(self, config: Config):
         # under a launcher stdout is always a pipe or a pty; only the launching process knows about the terminal
@@ -127,12 +124,11 @@ class Panel:
         # no rich.live.Live: it hides the cursor, and a crash would leave it hidden
         self._console = Console(force_terminal=True, legacy_windows=False)
         self._lines = 0  # of the last drawing
-        self._row: dict[str, Any] = {}
+        self._row, self._first = dict[str, Any](), dict[str, int]()
         self._returns: list[float] = []  # of the iterations in which episodes have ended
         self._recent = math.nan
         self._tests: list[float] = []
         self._limits = {"steps": config.total_steps, "episodes": config.num_episodes}
-        self._first: dict[str, int] = {}
 
     def begin(self, steps: int, episodes: int, seconds: float) -> None:
         self._first = self._done = {"steps": steps, "episodes": episodes}
@@ -175,8 +171,7 @@ class Panel:
             n, total = config.nprocs, sum(row[f"{name.capitalize()}S"] for name in PHASES) or 1.0
             idle = f", idle {row['IdleShare']:.0%}" * (n > 1)
             grid.add_row("speed", f"{row['StepsPerSecond']:,.0f} steps/s, {n} process{'es' * (n > 1)}{idle}")
-            shares = (f"{name} {row[f'{name.capitalize()}S'] / total:.0%}" for name in PHASES)
-            grid.add_row("time", ", ".join(shares))
+            grid.add_row("time", ", ".join(f"{name} {row[f'{name.capitalize()}S'] / total:.0%}" for name in PHASES))
             grid.add_row("update", f"KL {row['KL']:.4f}, entropy {row['Entropy']:.2f}, value loss {row['LossV']:.2g}")
         grid.add_row("now", self.doing)
         for column, style in zip(grid.columns, ("dim", "")):

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ START = (
     "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
+ROW = re.compile(rb'\{"Iteration": (\d{1,18}),[^{}]*\}\n')  # of progress.jsonl, and whole
 CURVE, VIDEOS = "learning_curve.png", "videos"
 CURVE_S, WAIT_S = 300.0, 30.0  # between two drawings of the curve; for what is under way when the run ends
 
@@ -36,7 +38,8 @@ class Exports:
         self._folder, self._path, self._events, self._run = folder, folder / "progress.jsonl", None, None
         self._video_every, self._curve_at, self.steps = config.video_every, time.monotonic(), 0.0  # of the last row
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self.kept = read(self._path).splitlines(keepends=True)[:rows] if rows and self._path.exists() else []
+        lines = read(self._path).splitlines(keepends=True) if rows and self._path.exists() else []
+        self.kept = [line for line in lines if (found := ROW.fullmatch(line)) and int(found[1]) <= rows]
         replace_file(self._path, b"".join(self.kept))
         if config.tensorboard:
             self._events = importlib.import_module("tensorboardX").SummaryWriter(str(folder))
@@ -50,8 +53,10 @@ class Exports:
     def row(self, row: dict[str, Any]) -> None:
         finite = {name: value for name, value in row.items() if math.isfinite(value)}
         with contextlib.suppress(OSError):  # which the logger reports, of progress.txt
-            with open(self._path, "a", opener=regular) as file:
-                file.write(json.dumps(dict.fromkeys(row) | finite) + "\n")
+            with open(self._path, "ab", 0, opener=regular) as file:
+                line, end = f"{json.dumps(dict.fromkeys(row) | finite)}\n".encode(), file.tell()
+                if file.write(line) < len(line):  # the disk is full
+                    file.truncate(end)
             for name, value in finite.items() if self._events else ():
                 self._events.add_scalar(name, value, row["TotalEnvInteracts"])
             if self._run:

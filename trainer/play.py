@@ -24,6 +24,7 @@ import numpy as np
 
 import mpi_util
 from mpi_util_spinup.files import draft_folder, publish, read
+from mpi_util_spinup.table import say
 from policies.actor import OUT_GAINS, Spec
 from policies.scaler import scaler_for
 from trainer.config import OF_ENV, Config
@@ -207,19 +208,19 @@ def main(arguments: list[str] | None = None) -> int:
     if args.episodes < 1 or args.seed < 0:
         parser.error(f"--episodes is {args.episodes}, --seed {args.seed}; they must be at least 1 and 0")
     if runs := listed(args.watch):
-        print(runs)
+        say(f"{runs}\n")
         return 0
     try:
         policy = load_policy(args.watch, "best" * args.best or "last" * args.last, trust=args.trust)
         if (k := policy.config().ranks_per_env) and mpi_util.mpi_fork(k, ranks_per_env=k) == "parent":
             return 0
-        mpi_util.print0(f"{policy.notes['env']}, weights of {policy.path}", flush=True)
+        say(f"{policy.notes['env']}, weights of {policy.path}\n" * (mpi_util.rank == 0))
         with draft_folder(args.video) if args.video else contextlib.nullcontext() as drafts:
             returns = _play(policy, args, drafts and drafts / args.video.name)
     except (ValueError, OSError, MemoryError, BadData) as error:
         parser.error(str(error))
     if len(returns) > 1:
-        print(f"mean return {np.mean(returns):,.1f}, standard deviation {np.std(returns):.1f}")
+        say(f"mean return {np.mean(returns):,.1f}, standard deviation {np.std(returns):.1f}\n")
     return 0
 
 
@@ -229,11 +230,11 @@ def _play(policy: SavedPolicy, args: argparse.Namespace, draft: Path | None) -> 
         env, every, film = _filmed(policy, args.video, draft)
     elif args.no_window or not display_works():
         env = policy.make_env()
-        print("" if args.no_window else "no display here, so only the returns; --video FILE.gif records\n", end="")
+        say("" if args.no_window else "no display here, so only the returns; --video FILE.gif records\n")
     else:
         env = make_shown_env(policy.config())
     player, returns, shown_at = policy.player(env, args.seed, args.stochastic), [], time.monotonic()
-    live = bool(film) and sys.stdout.isatty()
+    live = bool(film) and os.isatty(1)
     most = f" of {env.spec.max_episode_steps:,}" if env.spec and env.spec.max_episode_steps else ""
     try:
         for i in range(args.episodes):
@@ -243,19 +244,18 @@ def _play(policy: SavedPolicy, args: argparse.Namespace, draft: Path | None) -> 
                 if film:
                     film.append_data(env.render())
                     if live and time.monotonic() > shown_at + SHOWN_S:
-                        print(f"{ERASE}video: step {player.episode.length:,}{most}", end="", flush=True)
+                        say(f"{ERASE}video: step {player.episode.length:,}{most}")
                         shown_at = time.monotonic()
                 batch, ended = player.run(every)
             returns.append(float(batch["ep_ret"][0]))
-            what = f"episode {i + 1}: return {returns[-1]:,.1f}, {batch['ep_len'][0]} steps"
-            print(f"{ERASE * live}{what}", flush=True)
+            say(f"{ERASE * live}episode {i + 1}: return {returns[-1]:,.1f}, {batch['ep_len'][0]} steps\n")
     finally:
         env.close()
         if film:
             film.close()
     if draft:
         publish(draft, args.video)
-        print(f"video: {args.video}")
+        say(f"video: {args.video}\n")
     return returns
 
 

@@ -43,8 +43,7 @@ def several_seeds(program: str, arguments: list[str]) -> int:
         parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
     folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0")
     grid: Any = ExperimentGrid()
-    seeds = " ".join(map(str, own.seeds))
-    grid.print = lambda: say(f"{counted(len(own.seeds), 'run')}: --seed {seeds}\n")
+    grid.print = lambda: say(f"{counted(len(own.seeds), 'run')}: --seed {' '.join(map(str, own.seeds))}\n")
     for key, value in {"program": os.path.abspath(program), "words": tuple(words), "seed": own.seeds}.items():
         grid.add(key, value)
     try:

@@ -104,7 +104,7 @@ class Channel(Agreement):
         try:
             parts, nbytes = list[tuple[int, np.ndarray]](), 0
             if target.address:
-                write_rows(self.pool.map(target.address), arrays, target.starts)
+                write_rows(self._memory(op, target.address), arrays, target.starts)
             for array, start in () if target.address else zip(arrays, target.starts):
                 whole = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 for at in range(0, len(whole), _PART_BYTES):
@@ -128,7 +128,7 @@ class Channel(Agreement):
     def spread(self, op: str, source: Any) -> np.ndarray:
         """Collective, after the agreement: rank 0's bytes, uint8, on every rank; to be read before the next call."""
         if source.address:
-            return np.ndarray((source.nbytes,), np.uint8, self.pool.map(source.address))
+            return np.ndarray((source.nbytes,), np.uint8, self._memory(op, source.address))
         block: np.ndarray = private(source.nbytes) if source.block is None else source.block
         for at in range(0, source.nbytes, _PART_BYTES):
             part = block[at : at + _PART_BYTES]
@@ -137,6 +137,13 @@ class Channel(Agreement):
             elif source.others:
                 self.messages.send(source.others, part)
         return block
+
+    def _memory(self, op: str, address: Any) -> Any:
+        """What rank 0 shares. Where it has ended, the error that says so comes as from any wait for it."""
+        try:
+            return self.pool.map(address)
+        except FileNotFoundError:
+            return self.messages.receive(0, op)
 
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""

@@ -142,7 +142,9 @@ def collect(
     loop.set(weights, seed, play, episodes=episodes, steps=steps, envs=envs)
     asks, batch = _names_asked(play), None
     for rollout in _Iteration(loop, iteration):
-        batch = rollout.gather(_rows_of(loop, play, asks, rollout))
+        if (rows := _rows_of(loop, play, asks, rollout)) is None:
+            raise UsageError("collect: play has returned None; it returns the rows of its rollout, such as a dict")
+        batch = rollout.gather(rows)
     return batch
 
 
@@ -209,7 +211,11 @@ class _Loop:
 
     mean = 0.0  # rows of an episode in the iteration before; 0: there was none
     version = -1  # of the weights with which the iteration before began; -1: there was none
-    left: Mapping[str, str] = {}  # `samples` of the weights with which rank 1 has ended an early iteration
+    # of rank 1 in early iterations: `samples` before anything was sent, which a copy brings back; those with which it
+    # has ended the iteration before; the weights of that
+    begun: Mapping[str, str] = {}
+    left: Mapping[str, str] = {}
+    sent: Any = None
     n_ended = 0  # iterations; after `_CHECKED` weights are looked at no more
     _kept_for: Any = None  # seed, number of environments, play
     _play: Any = None
@@ -222,7 +228,7 @@ class _Loop:
     def set(self, weights: Any, seed: int, play: Any, **n: int | None) -> None:
         """For the iterations that follow. UsageError: not one kind of work, not a count, or not a seed."""
         self.weights, self.needs_none, self.seed = None if weights is False else weights, weights is False, seed
-        self.stream_key = seed, zlib.crc32(self.phase.encode())
+        self.stream_key = seed, zlib.crc32(f"{self.phase}".encode())
         stream(*self.stream_key)
         given = [name for name, value in n.items() if value is not None]
         if len(given) != 1:
@@ -275,8 +281,11 @@ class _Iteration:
         self._following = next(self._numbers, None) if is_root else None
         self._sent: dict[str, str] = {}  # of the weights of a loop's first iteration, on rank 0
         if loop.weights is not None:
-            # rank 1 makes no updates: it has what it was sent last, or, where all ranks set it alike, what comes now
-            before = samples(loop.weights) if loop.left and loop.version == channel.version else {}
+            # rank 1 makes no updates: it has what it was sent last, and not, in a copy that is new, what it began with
+            here = samples(loop.weights) if channel.rank == 1 and loop.n_ended < _CHECKED else {}
+            loop.begun = loop.begun if loop.n_ended else here
+            is_new = loop.left and loop.version == channel.version and loop.weights is not loop.sent
+            before = dict(here.items() & loop.begun.items()) if is_new else {}
             send(loop.call, channel, Models(loop.weights, in_place=True))
             own = loop.left.items() | (samples(loop.weights) if before else {}).items()
             if lost := sorted(dict(before.items() - own)):
@@ -338,7 +347,7 @@ class _Iteration:
         loop, channel = self.loop, self.loop.channel
         now = samples(loop.weights) if self._sent else {}
         if changed := sorted(name for name, text in self._sent.items() if now.get(name, text) != text):
-            so = "no other rank sees that, so results depend on how many there are, unless each rollout sets it first"
+            so = "no other rank sees that, so results depend on their number where a rollout reads it before it sets it"
             fix = "gather what the change needs, and make it on rank 0, where the weights are updated"
             print0_once(f"mpi_util: {loop.call}: rollouts change '{', '.join(changed[:5])}' of weights=; {so}. {fix}")
         what = f"{loop.kind}={loop.n}, seed={loop.seed}, iteration {self.number}, phase {loop.phase!r}"
@@ -355,7 +364,7 @@ class _Iteration:
 
         loop.n_ended += 1
         checked = channel.rank == 1 and loop.n_ended < _CHECKED and loop.weights is not None
-        loop.left = samples(loop.weights) if checked else {}
+        loop.left, loop.sent = (samples(loop.weights), loop.weights) if checked else ({}, None)
         op = f"{loop.call} (gather)"  # not that of the weights: a rank may have left this iteration for the next
         last, self.collected = channel.agree(op, lambda: (what, [(i, n) for i, _, n in self._found]), decide)
         loop.mean = self.collected.steps / self.collected.rollouts
@@ -395,8 +404,6 @@ def _rows_of(loop: _Loop, play: Callable[..., Any], asks: list[str], rollout: Ro
         if not isinstance(rows, GeneratorType):
             if loop.kind == "envs":
                 raise UsageError("collect: with envs=, play is a generator function, so that its environment continues")
-            if rows is None:
-                raise UsageError("collect: play has returned None; it returns the rows of its rollout, such as a dict")
             return rows
         if loop.kind != "envs":
             raise UsageError("collect: play yields, as envs= needs it; with episodes= or steps= it returns its rows")

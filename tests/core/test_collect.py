@@ -252,6 +252,51 @@ def test_copies_as_weights_are_noticed(weights, lost, tmp_path, mpi):
     assert not done.status and done.err == (f"{line}give the model itself, not a copy of its weights\n" if lost else "")
 
 
+ALIKE = {  # what all ranks set, or each its own: (before the loop, in it, the model, the update)
+    "one generator for goals and minibatches": (
+        "rng, model = np.random.default_rng(0), {'w': np.zeros(3), 'goal': np.zeros(2)}",
+        "model['goal'][:] = rng.normal(size=2)", "model", "model['w'] += rng.normal()",
+    ),
+    "two agents that take turns": (
+        "rng = np.random.default_rng(mpi_util.rank); agents = [{'w': rng.normal(size=3)} for _ in range(2)]",
+        "model = agents[i % 2]", "model", "model['w'] += 1",
+    ),
+    "rank 0 sets it again": (
+        "model.w, model.eps = np.zeros(3), 1.0",
+        "model.eps = 1.0 / (1 + i * (mpi_util.rank == 0))", "model", "model.w += 1",
+    ),
+    "a clock": (
+        "model.w, model.now = np.zeros(3), 0.0", "model.now = time.perf_counter()", "model",
+        "model.w += 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALIKE.values(), ids=ALIKE)
+def test_a_program_that_gives_the_model_itself_is_told_nothing(case, tmp_path):
+    before, top, model, update = case
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + f"class Agent: pass\nmodel = Agent()\n{before}\nfor i in range(4):\n    {top}\n"
+        f"    batch = mpi_util.collect(lambda rng: {{'v': rng.random()}}, episodes=4, seed=1, weights={model})\n"
+        f"    if batch is not None:\n        {update}\n"
+    )
+    done = run([sys.executable, path, 3], 60)
+    assert (done.status, done.err) == (0, "")
+
+
+def test_a_rank_0_that_ends_in_its_first_rollout_is_named(tmp_path, mpi):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "import os\ndef play():\n"
+        "    if mpi_util.rank == 0: os._exit(3)\n"
+        "    return {'a': 1}\n"
+        "for i in range(3): mpi_util.collect(play, episodes=6, seed=1, weights={'w': np.zeros(3)})\n"
+    )
+    done = run([sys.executable, path, 3], 60, mpi_environment(mpi))
+    assert done.status == 3 and "rank 0 ended with status 3" in done.err and "Traceback" not in done.err, done.err
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [("episodes=4 + mpi_util.rank, seed=1", "RankMismatchError: collect: episodes is "),
@@ -402,6 +447,8 @@ def test_a_generator_that_ends_and_a_play_without_rows():
         mpi_util.collect(lambda: (row for row in ()), envs=2, seed=1, phase="ends")
     with pytest.raises(UsageError, match="play has returned None"):
         mpi_util.collect(lambda: None, episodes=2, seed=1)
+    with pytest.raises(UsageError, match="play has returned None"):
+        mpi_util.collect(lambda: (None for _ in range(9)), envs=2, seed=1, phase="yields nothing")
     with pytest.raises(UsageError, match="play asks for 'env'"):
         mpi_util.collect(lambda env: env, episodes=2, seed=1)
 

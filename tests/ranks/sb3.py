@@ -26,6 +26,7 @@ from stable_baselines3 import A2C, DQN, PPO, SAC  # noqa: E402
 from stable_baselines3.common import callbacks  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
 from stable_baselines3.common.monitor import Monitor, get_monitor_files  # noqa: E402
+from stable_baselines3.common.utils import set_random_seed  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize  # noqa: E402
 
 import mpi_util  # noqa: E402
@@ -172,6 +173,14 @@ def check_seeds():
     if RANK == 0:
         assert first[0][0] == plain.env.reset().tolist() and first[0][2] == torch.rand(1).item()
         assert len({str(one[0]) for one in first}) == len({one[2] for one in first}) == SIZE
+
+
+def check_ranks_draw_differently_without_a_seed():
+    """A program that seeds torch and its environments itself does that alike on all ranks."""
+    set_random_seed(3)
+    model = parallel(PPO)("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=3), **QUICK)
+    drawn = mpi_util.all_accum_batches([str((model.env.reset().tolist(), torch.rand(1).item()))])
+    assert len({*drawn}) == SIZE, drawn
 
 
 def check_callbacks():
@@ -334,6 +343,8 @@ def check_refusals():
     for algorithm in (SAC, DQN, RecurrentPPO):
         raises(UsageError, f"parallel({algorithm.__name__})", lambda a=algorithm: parallel(a))
     if SIZE > 1:
+        uneven = parallel(PPO)("MlpPolicy", make_vec_env("CartPole-v1", 1 + (RANK == 1)), **QUICK)
+        raises(UsageError, "the same number of environments; they have [1, 2", lambda: uneven.learn(31))
         raises(UsageError, "n_steps=1 ", lambda: parallel(A2C)("MlpPolicy", Known, n_steps=1, device="cpu"))
 
 

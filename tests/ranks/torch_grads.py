@@ -79,6 +79,7 @@ def check_a_gradient_on_some_ranks_only(comm, rank, size):
         other = module(0, 8 + (rank == 0))
         backward(other, rank)
         raises(mpi_util.RankMismatchError, "'0.weight'", lambda: mpi_avg_grads(other, comm=comm))
+    raises(mpi_util.UsageError, "takes a torch module", lambda: mpi_avg_grads(list(net.parameters()), comm=comm))
     net.zero_grad()
     mpi_avg_grads(net, comm=comm)
     assert all(p.grad is None for p in net.parameters())

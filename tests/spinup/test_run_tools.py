@@ -368,6 +368,21 @@ def test_several_seeds_go_on_when_nobody_reads_what_they_print(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_does_not_need_its_standard_output(tmp_path):
+    """Nobody reads it, it is closed, it takes ASCII alone."""
+    work = f"{sys.executable} {ROOT}/train.py CartPole-v1 --total_steps 80 --batch_steps 40 --num_envs 2 --nprocs 2"
+    for command in (
+        f"{work} --run_dir closed >&-",
+        f"PYTHONIOENCODING=ascii {work} --run_dir fähig",
+        f"{sys.executable} {ROOT}/train.py --watch closed --no_window --episodes 3 | head -n 1 | grep -q weights",
+        f"{sys.executable} {ROOT}/train.py --watch closed --no_window --episodes 3 > /dev/full",
+    ):
+        done = run(["bash", "-c", f"set -o pipefail; {command}"], 60, cwd=tmp_path)
+        assert (done.status, done.err) == (0, ""), (command, done)
+    assert {path.parent.name for path in tmp_path.rglob("policy.safetensors")} == {"closed", "fähig"}
+
+
+@pytest.mark.slow
 def test_seeds_have_the_folders_of_single_runs(tmp_path):
     command = [sys.executable, ROOT / "train.py", "Hopper-v4", "-n", 1, "-b", 1, "--name", "X"]
     for arguments in (("--seeds=0",), ("--seed", 1), ("--seeds", "0,2")):  # the first is not repeated

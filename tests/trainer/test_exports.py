@@ -31,6 +31,19 @@ def test_tensorboard_reads_its_files(tmp_path):
         assert found.keys() == there.keys() and all(math.isclose(found[t], there[t], rel_tol=1e-6) for t in there), name
 
 
+def test_rows_of_progress_jsonl_are_kept_by_their_numbers(tmp_path):
+    """After a full disk one may be missing, or half; after a kill there may be one more than the checkpoint has."""
+    folder, work = tmp_path / "run", ["CartPole-v1", "--batch_steps", 64, "--num_envs", 2, "--save_every", 0]
+    train(*work, "--total_steps", 320, "--run_dir", folder)
+    lines = (folder / "progress.jsonl").read_text().splitlines(keepends=True)
+    (folder / "progress.jsonl").write_text(
+        "".join([lines[0], lines[1][:50] + lines[2], *lines[3:], lines[4].replace(": 5,", ": 6,")])
+    )
+    train("--resume", folder, "--total_steps", 384)
+    rows = [json.loads(line)["Iteration"] for line in (folder / "progress.jsonl").read_text().splitlines()]
+    assert rows == [1, 4, 5, 6]
+
+
 @pytest.mark.wandb
 def test_weights_and_biases_gets_a_run_that_is_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -21,7 +21,7 @@ from trainer.command_line import parse
 from trainer.play import load_policy
 from trainer.rollout import empty_batch
 from trainer.run import build_envs
-from trainer.run_folder import CHECKPOINT, POLICY, RunFolder, load
+from trainer.run_folder import BEST, CHECKPOINT, POLICY, RunFolder, load
 from trainer.training import Training
 
 SEGMENTS = ["CartPole-v1", "--batch_steps", 60, "--num_envs", 3, "--epochs", 1, "--vf_epochs", 1, "--overlap"]
@@ -361,6 +361,17 @@ def test_weights_that_make_no_sense_are_one_line(plain, tmp_path):
     assert "--env is 5" in said({}, env=5) and "--env_kwargs" in said({}, env_kwargs="[")
     assert "belong to other networks" in said({}, env="MountainCar-v0")
     assert "cannot make environment" in said({}, env="None-v0")
+
+
+def test_a_new_run_in_a_used_folder_takes_and_loses_nothing_of_the_old_one(plain, tmp_path):
+    folder = copied(plain, tmp_path / "run")
+    for checkpoint in folder.glob("checkpoint*"):
+        checkpoint.unlink()  # to save space
+    names = "progress.txt", "progress.jsonl", "config.json", POLICY, BEST
+    (folder / BEST).write_bytes((folder / POLICY).read_bytes())
+    old = {name: (folder / name).read_bytes() for name in names}
+    train("CartPole-v1", "--total_steps", 80, "--batch_steps", 40, "--num_envs", 2, "--run_dir", folder)
+    assert {name: (folder / f"{name}.1").read_bytes() for name in names} == old and not (folder / BEST).exists()
 
 
 def test_columns_of_any_content_are_survived(plain, tmp_path):
