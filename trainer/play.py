@@ -234,7 +234,7 @@ def _play(policy: SavedPolicy, args: argparse.Namespace, draft: Path | None) -> 
     else:
         env = make_shown_env(policy.config())
     player, returns, shown_at = policy.player(env, args.seed, args.stochastic), [], time.monotonic()
-    live = bool(film) and os.isatty(1)
+    live = bool(film and sys.stdout and sys.stdout.isatty())
     most = f" of {env.spec.max_episode_steps:,}" if env.spec and env.spec.max_episode_steps else ""
     try:
         for i in range(args.episodes):

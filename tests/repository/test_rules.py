@@ -216,7 +216,7 @@ def mpi_util_names(path: Path) -> set[str]:
 
 def test_trainer_and_train_use_public_names():
     public = {*mpi_util.__all__, "__version__"}
-    public |= {f"mpi_util_spinup.{name}" for name in ("files", "logx", "run_utils")}
+    public |= {f"mpi_util_spinup.{name}" for name in ("files", "logx", "run_utils", "table")}
     for path in [*sorted((ROOT / "trainer").glob("*.py")), ROOT / "train.py"]:
         assert mpi_util_names(path) <= public, path
         assert not roots(imports(path, inside_functions=False)) & {"torch", "tensorflow", "keras"}, path
