@@ -37,7 +37,7 @@ def test_a_solved_task_is_not_told():
 
 
 def test_it_is_silent_in_the_runs_that_are_kept():
-    """But for those that lost half of what they had, and for two tasks, which were flat or fell for long."""
+    """But for those that lost half of what they had, and for two tasks and a run that were flat or fell for long."""
     found = set()
     for path in sorted((ROOT / "benchmarks" / "results" / "learning").glob("PPO*.csv")):
         curves = np.loadtxt(path, delimiter=",", skiprows=2, ndmin=2)
@@ -45,5 +45,6 @@ def test_it_is_silent_in_the_runs_that_are_kept():
         for seed in np.unique(curves[:, 0]):
             returns = curves[curves[:, 0] == seed][:, 3]
             if told(env, returns) and returns[-1] > returns.max() / 2:
-                found.add(env.partition("-")[0])
-    assert found <= {"Swimmer", "InvertedDoublePendulum"}
+                found.add((env, int(seed)))
+    found -= {("Hopper-v5", 20)}  # at 2000 from step 240,000 on
+    assert {env.partition("-")[0] for env, _ in found} <= {"Swimmer", "InvertedDoublePendulum"}
