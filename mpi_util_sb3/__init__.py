@@ -5,6 +5,7 @@ rank 0 gets all rows and calls SB3's `train()` with all cores; the other ranks g
 own code runs, and results are bit-identical to it.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -112,9 +113,11 @@ class _Parallel(OnPolicyAlgorithm):
             self._own_buffer.buffer_size = len(mpi_util.share(self.n_steps))  # the next reset() allocates its arrays
 
     def set_random_seed(self, seed: int | None = None) -> None:
+        own = seed
         if mpi_util.rank:  # also where the program itself has seeded torch and its environments, alike on all ranks
-            seed = mpi_util.rank_seed(torch.initial_seed() % 2**31 if seed is None else seed)
-        super().set_random_seed(seed)
+            own = mpi_util.rank_seed(torch.initial_seed() % 2**31 if seed is None else seed)
+        with contextlib.suppress(*[NotImplementedError] * (seed is None)):  # environments that take no seed
+            super().set_random_seed(own)
 
     def set_logger(self, logger: Logger) -> None:
         super().set_logger(Logger(None, []) if mpi_util.rank else logger)
@@ -151,11 +154,10 @@ class _Parallel(OnPolicyAlgorithm):
             if len({*(n := mpi_util.all_accum_batches([self.n_envs]))}) > 1:
                 raise UsageError(f"all ranks must have the same number of environments; they have {n}, rank by rank")
             _check_monitors(self.env)
-            try:
+            self._has_moments = False
+            with contextlib.suppress(BatchError):
                 mpi_util.merge_moments(self.env)  # before the reset: a state that all ranks have loaded counts once
                 self._has_moments = True
-            except BatchError:
-                self._has_moments = False
         return super()._setup_learn(*args, **settings)
 
     def _init_callback(self, callback: Any, progress_bar: bool = False) -> BaseCallback:
@@ -214,10 +216,7 @@ class _Parallel(OnPolicyAlgorithm):
                 super().train()
 
     def save(self, path: Any, *args: Any, **settings: Any) -> None:
-        """Saves on rank 0 (and, if `path` is an open file, on every rank). Not collective.
-
-        `PPO.load` can read the file as well. A rank that reads it must wait for rank 0, as `load` of this class does.
-        """
+        """Not collective. Saves on rank 0 (to an open file on every rank). Readers must wait for that, as `load`."""
         if mpi_util.rank == 0 or not isinstance(path, (str, pathlib.Path)):
             super().save(path, *args, **settings)
 

@@ -23,7 +23,7 @@ def colorize(string: str, color: str, bold: bool = False, highlight: bool = Fals
 def colored(text: str, color: str) -> str:
     """`text` in bold colour if standard output is a terminal."""
     # Under a launcher it is a pipe; the process that started the launcher knows where that ends.
-    terminal = "MPI_UTIL_TTY" in os.environ if "MPI_UTIL_JOB" in os.environ else sys.stdout.isatty()
+    terminal = "MPI_UTIL_TTY" in os.environ if "MPI_UTIL_JOB" in os.environ else sys.stdout and sys.stdout.isatty()
     return colorize(text, color, bold=True) if terminal else text
 
 
@@ -31,11 +31,11 @@ def say(text: str) -> None:
     """Prints `text` as it is. Nothing that happens to standard output ends a run."""
     try:
         print(text, end="", flush=True)
-    except OSError as error:  # a full disk, where later lines may find room
-        if isinstance(
-            error, BrokenPipeError
-        ):  # `| head` has what it wants; Python would try again at the end, and fail
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:  # `| head` has what it wants; Python would try again at the end, and fail
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:  # ValueError: it is no file
+            os.dup2(null.fileno(), sys.stdout.fileno())
+    except (OSError, ValueError):  # a full disk, where later lines may find room; it is closed, or lacks a letter
+        pass
 
 
 def box(columns: list[str], row: dict[str, Any]) -> str:

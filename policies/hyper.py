@@ -49,7 +49,7 @@ class Hyper:
     minibatch_rows: int = setting(ALGO, "approximate rows of a minibatch, if --minibatches is 0", 256)
     clip: float = setting(ALGO, "ppo's probability ratio is clipped to 1 +- X", 0.2, "above 0")
     std_fall: float | None = setting(
-        ALGO, "log deviations have bounds, which fall by X; 0: none; ppo: to -3.5", 0.0, "between 0 and 10"
+        ALGO, "log deviations have bounds, which fall by X; 0: none; ppo: to -3.5 or -2.5", 0.0, "between 0 and 10"
     )
     ent_coef: float = setting(ALGO, "weight of the entropy in the policy's loss", 0.0, "0 or more")
     max_grad_norm: float = setting(ALGO, "gradients with a larger 2-norm are scaled down to it", 0.5, "above 0")

@@ -216,7 +216,8 @@ def _of_file(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"--config {path}: it is not an object of settings by name")
     if alone := found.keys() & {"seeds", "watch"}:
         raise ValueError(f"--config {path}: give --{min(alone)} on the command line")
-    return OLDER | {name: found[name] for name in found if name not in PLACE} if "commands" in found else found
+    none = {"std_fall": None} if found.get("log_std", 0) is None else {}  # discrete actions, of whatever version
+    return OLDER | {name: found[name] for name in found if name not in PLACE} | none if "commands" in found else found
 
 
 def _as_words(settings: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

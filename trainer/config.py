@@ -213,7 +213,8 @@ class Config(Hyper):
         lam = 1.0 - min(max(n, 4), 16) / 80.0 if self.lam is None else self.lam
         first, last = (0.0, -2.5) if n == 1 else (-0.5 if n <= 4 else -1.0, -3.5)
         log_std = first if self.log_std is None and not spec.discrete else self.log_std
-        std_fall = self.std_fall if self.std_fall is not None or log_std is None else max(0.0, log_std - last)
+        to_last = None if log_std is None else min(max(log_std - last, 0.0), 10.0)
+        std_fall = to_last if self.std_fall is None else self.std_fall
         return replace(self, lam=lam, log_std=log_std, std_fall=std_fall)
 
     @property

@@ -22,7 +22,7 @@ START = (
     "import sys; sys.path[:] = filter(None, sys.path); import runpy; "
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
-ROW = re.compile(rb'\{"Iteration": (\d{1,18}),[^{}]*\}\n')  # of progress.jsonl, and whole
+ROW = re.compile(rb'\{"Iteration": (\d{1,18}),(?!.*\{"Iteration": ).*\}\n')  # of progress.jsonl, and whole
 CURVE, VIDEOS = "learning_curve.png", "videos"
 CURVE_S, WAIT_S = 300.0, 30.0  # between two drawings of the curve; for what is under way when the run ends
 

@@ -95,8 +95,7 @@ class Record:
         for package in PACKAGES:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 versions[package] = importlib.metadata.version(package)
-        here = {"run_dir": str(self.folder.given), "versions": versions, "commands": commands}
-        return self.config.effective | here
+        return self.config.effective | {"run_dir": str(self.folder.given), "versions": versions, "commands": commands}
 
     def show(self, row: dict[str, float]) -> None:
         """Shows a new row of progress.txt, and keeps it for a checkpoint."""
@@ -117,12 +116,11 @@ class Record:
         collecting = sum(seconds[name] for name in ("rollout", "gather", "record", "beside"))
         workers = self.config.nprocs // (self.config.ranks_per_env or 1)
         busy = (busy_s + seconds["beside"]) / max(collecting * workers, 1e-9)
-        idle = 1.0 - busy if workers > 1 else 0.0
         return {
             "Time": round(self.seconds, 3),
             "StepsPerSecond": round(n_steps / max(sum(seconds[name] for name in PHASES), 1e-9), 1),
             **{f"{name.capitalize()}S": round(seconds[name], 6) for name in PHASES},
-            "IdleShare": round(max(0.0, idle), 4),
+            "IdleShare": round(max(0.0, 1.0 - busy), 4) if workers > 1 else 0.0,
         }
 
     @property

@@ -142,7 +142,7 @@ class Channel(Agreement):
         """What rank 0 shares. Where it has ended, the error that says so comes as from any wait for it."""
         try:
             return self.pool.map(address)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):  # after and before its parent has taken notice
             return self.messages.receive(0, op)
 
     def close(self) -> None:

@@ -283,14 +283,16 @@ class _Iteration:
         if loop.weights is not None:
             # rank 1 makes no updates: it has what it was sent last, and not, in a copy that is new, what it began with
             here = samples(loop.weights) if channel.rank == 1 and loop.n_ended < _CHECKED else {}
-            loop.begun = loop.begun if loop.n_ended else here
-            is_new = loop.left and loop.version == channel.version and loop.weights is not loop.sent
-            before = dict(here.items() & loop.begun.items()) if is_new else {}
+            loop.begun = loop.begun or here
+            is_new = isinstance(loop.weights, (dict, list, tuple)) and loop.weights is not loop.sent
+            may_be = loop.left and loop.version == channel.version and (is_new or is_array(loop.weights))
+            before = dict(here.items() & loop.begun.items()) if may_be else {}
             send(loop.call, channel, Models(loop.weights, in_place=True))
             own = loop.left.items() | (samples(loop.weights) if before else {}).items()
             if lost := sorted(dict(before.items() - own)):
                 so = "so results depend on how many ranks there are. give the model itself, not a copy of its weights"
-                print_once(f"mpi_util: {loop.call}: what rank 1 was sent as '{', '.join(lost[:5])}' is gone, {so}")
+                what = ", ".join(lost[:5]) or "weights"
+                print_once(f"mpi_util: {loop.call}: what rank 1 was sent as '{what}' is gone, {so}")
                 loop.n_ended = _CHECKED
             self._sent = samples(loop.weights) if is_root and loop.version < 0 else {}
         elif loop.goes_on() and not loop.needs_none and loop.version == channel.version and channel.size > 1:

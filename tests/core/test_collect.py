@@ -231,6 +231,8 @@ def test_what_stays_behind_is_said_once(tmp_path):
     [
         ("weights", ""),
         ("{'w': weights['w'].copy(), 'std': weights['std']}", "w"),
+        ("i > 0 and {'w': weights['w'].copy(), 'std': weights['std']}", "w"),
+        ("np.copyto(kept, weights['w']) or kept", "weights"),
         ("[weights['w'], weights['std']]", ""),
     ],
 )
@@ -238,7 +240,7 @@ def test_copies_as_weights_are_noticed(weights, lost, tmp_path, mpi):
     """Not what all ranks set alike, and not arrays that rank 0 replaces."""
     path = tmp_path / "program.py"
     path.write_text(
-        HEAD + "weights = {'w': np.zeros(3), 'std': np.ones(1)}\n"
+        HEAD + "weights, kept = {'w': np.zeros(3), 'std': np.ones(1)}, np.zeros(3)\n"
         "for i in range(6):\n"
         "    weights['std'][:] = 1 / (i + 1)\n"
         f"    batch = mpi_util.collect(lambda: {{'v': weights['w'].sum()}}, episodes=4, seed=1, weights={weights})\n"
@@ -264,6 +266,9 @@ ALIKE = {  # what all ranks set, or each its own: (before the loop, in it, the m
     "rank 0 sets it again": (
         "model.w, model.eps = np.zeros(3), 1.0",
         "model.eps = 1.0 / (1 + i * (mpi_util.rank == 0))", "model", "model.w += 1",
+    ),
+    "a new model each time": (
+        "", "model = Agent(); model.w = np.zeros(3) + i * (mpi_util.rank == 0)", "model", "pass",
     ),
     "a clock": (
         "model.w, model.now = np.zeros(3), 0.0", "model.now = time.perf_counter()", "model",

@@ -6,6 +6,7 @@ import errno
 import functools
 import io
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from mpi_util.errors import UsageError
 from mpi_util_spinup import savers
 from mpi_util_spinup.logx import EpochLogger, Logger, load_weights
-from mpi_util_spinup.table import Progress
+from mpi_util_spinup.table import Progress, say
 
 
 @pytest.mark.parametrize(("mpi", "n"), [("openmpi", 1), ("mpich", 3), ("openmpi", 4)], indirect=["mpi"])
@@ -107,6 +108,20 @@ def test_any_rows_come_back_as_they_were_written(tmp_path_factory, rows, kept, m
     assert all(len(line) == len(header) for line in lines)
     damaged = [path.with_name("progress.txt.damaged")] * (kept > len(rows))
     assert sorted(path.parent.iterdir()) == [path, *damaged] and bool(progress.damage) == bool(damaged)
+
+
+def test_nothing_that_happens_to_standard_output_ends_a_run(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = io.StringIO()
+    closed.close()
+    ascii_alone = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    descriptors, first = os.listdir("/proc/self/fd"), os.readlink("/proc/self/fd/1")
+    for stream in (os.fdopen(writer, "w"), closed, ascii_alone, None):
+        monkeypatch.setattr(sys, "stdout", stream)
+        for _ in range(3):
+            say("ü\n")
+        assert (os.listdir("/proc/self/fd"), os.readlink("/proc/self/fd/1")) == (descriptors, first)
 
 
 def test_a_resumed_run_keeps_rows_a_new_one_does_not(tmp_path, capsys):

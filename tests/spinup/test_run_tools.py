@@ -288,6 +288,7 @@ def test_lambda_and_deviation_follow_the_number_of_action_components():
     assert [fitted(n).log_std for n in (1, 2, 4, 5, 17)] == [0, -0.5, -0.5, -1, -1]
     assert [fitted(n).std_fall for n in (1, 2, 4, 5, 17)] == [2.5, 3, 3, 2.5, 2.5]
     assert fitted(6, "--log_std", "-0.5").std_fall == 3 and fitted(6, "--log_std", "-4").std_fall == 0
+    assert fitted(1, "--log_std", "10").std_fall == 10  # the most that can be given
     assert fitted(6, "--std_fall", "1").std_fall == 1 and fitted(6, "--algo", "trpo").std_fall == 0
     assert fitted(1, "--log_std", "-2").log_std == -2 and fitted(1, "--algo", "trpo").log_std == -0.5
     assert [lam(n) for n in (1, 4)] == [0.95] * 2 == [lam(17, discrete=True), lam(17, "--algo", "trpo")]

@@ -479,12 +479,18 @@ def test_a_run_of_an_older_version_goes_on_as_it_began(tmp_path):
 
 def test_a_run_of_an_older_version_is_repeated_as_it_was(tmp_path):
     for std_fall in ({}, {"std_fall": 1.5}):
-        settings = Config.of(env="Hopper-v4", framework="numpy").effective | {"vf_replay": False, "commands": ["a"]}
+        settings = Config.of(env="Hopper-v4", framework="numpy").effective | {
+            "vf_replay": False,
+            "commands": ["a"],
+            "log_std": -1.0,
+        }
         del settings["std_fall"]
         (tmp_path / "config.json").write_text(json.dumps(settings | std_fall))
         again = ["--config", str(tmp_path / "config.json"), "--seed", "1"]
         assert parse(again).std_fall == std_fall.get("std_fall", 0.0)
         assert parse([*again, "--std_fall", "2"]).std_fall == 2.0
+    (tmp_path / "config.json").write_text(json.dumps(settings | {"log_std": None, "std_fall": 2.5}))
+    assert parse(again).std_fall is None  # of discrete actions, with which it would be refused
 
 
 @pytest.mark.slow
