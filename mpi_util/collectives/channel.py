@@ -30,6 +30,7 @@ from ..ranks.watchdog import FIRST_CALL, Watchdog
 from .agreement import Agreement, Answer, Before
 from .messages import Background, Peers, all_of, members_of
 
+_ENDED_S = 5.0  # within which it is known that a rank has ended
 _PART_BYTES = 1 << 20  # of a message where there is no shared memory, at least but for the last
 
 Piece = tuple[int, int]  # byte offset in rank 0's block, number of bytes
@@ -142,8 +143,9 @@ class Channel(Agreement):
         """What rank 0 shares. Where it has ended, the error that says so comes as from any wait for it."""
         try:
             return self.pool.map(address)
-        except (FileNotFoundError, PermissionError):  # after and before its parent has taken notice
-            return self.messages.receive(0, op)
+        except (FileNotFoundError, PermissionError):  # it ended: its parent has taken notice, or has not yet
+            self.messages.receive(0, op, end=time.perf_counter() + _ENDED_S)
+            raise  # it lives
 
     def close(self) -> None:
         """Collective: frees what belongs to the channel, when the user's communicator is freed."""

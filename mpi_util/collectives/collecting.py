@@ -211,11 +211,10 @@ class _Loop:
 
     mean = 0.0  # rows of an episode in the iteration before; 0: there was none
     version = -1  # of the weights with which the iteration before began; -1: there was none
-    # of rank 1 in early iterations: `samples` before anything was sent, which a copy brings back; those with which it
-    # has ended the iteration before; the weights of that
+    # on rank 1, early: `samples` before anything was sent, which a copy brings back; those after the last iteration
     begun: Mapping[str, str] = {}
     left: Mapping[str, str] = {}
-    sent: Any = None
+    sent: Any = None  # the weights of that iteration
     n_ended = 0  # iterations; after `_CHECKED` weights are looked at no more
     _kept_for: Any = None  # seed, number of environments, play
     _play: Any = None

@@ -302,6 +302,20 @@ def test_a_rank_0_that_ends_in_its_first_rollout_is_named(tmp_path, mpi):
     assert done.status == 3 and "rank 0 ended with status 3" in done.err and "Traceback" not in done.err, done.err
 
 
+def test_memory_that_a_rank_0_which_lives_does_not_share_is_no_hang(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(
+        HEAD + "import mpi_util.host.segments as segments\n"
+        "def attach(ticket): raise FileNotFoundError('closed by the program')\n"
+        "def play():\n"
+        "    if mpi_util.rank: segments.attach = attach\n"
+        "    return {'a': np.zeros(10**6)}\n"
+        "for i in range(3): mpi_util.collect(play, episodes=4, seed=1, weights={'w': np.zeros(10**6)})\n"
+    )
+    done = run([sys.executable, path, 2], 40)
+    assert done.status == 1 and "closed by the program" in done.err, done.err
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [("episodes=4 + mpi_util.rank, seed=1", "RankMismatchError: collect: episodes is "),
