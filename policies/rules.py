@@ -112,7 +112,7 @@ class Policy(Learner):
 class PPOClip(Policy):
     """``ppo``: Schulman et al. 2017 (arXiv:1707.06347), equation 7, over several passes in minibatches.
 
-    A pass that ends beyond a divergence of `kl_targ` is the last one.
+    A pass that ends beyond a divergence of `kl_targ` is the last one. With an `lr_scale` of 0 there is none.
     """
 
     in_minibatches = True
@@ -120,6 +120,8 @@ class PPOClip(Policy):
     def improve(self, batch: Rows, rng: np.random.Generator) -> tuple[Compared, Log]:
         """See Policy. It logs ClipFrac, as Compared's after the update, and StopIter, number of passes."""
         hyper = self.hyper
+        if not self.lr_scale:
+            return (now := self.compare(batch)), {"ClipFrac": now.clip_frac, "StopIter": 0}
         n_parts = n_minibatches(hyper, batch.part.total)
         for epoch in range(1, hyper.epochs + 1):
             self.descend(batch, shuffled(rng, batch.part, n_parts), hyper.lr * self.lr_scale)

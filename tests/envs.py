@@ -70,6 +70,23 @@ class Uneven(gym.Env):
         return self.look(), float(action == 3), done and not self.truncates, done and self.truncates, {}
 
 
+class Same(gym.Env):
+    """Each step brings the same, whatever is done: a pole that never falls."""
+
+    observation_space = gym.spaces.Box(-9, 9, (2,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.look(), {}
+
+    def look(self):
+        return self.np_random.normal(size=2).astype(np.float32)
+
+    def step(self, action):
+        return self.look(), 1.0, False, False, {}
+
+
 class Broken(gym.Env):
     """Raises in the fifth step; or as BROKEN says, such as "reset OSError"."""
 
@@ -216,7 +233,7 @@ class Sides(gym.Env):
         return self.look(), rew, self.t == 20, False, {}
 
 
-for env in (NotFinite, Uneven, Broken, Walk, Moody, Tiring, Unseeded, Shared, Threaded, Sides):
+for env in (NotFinite, Uneven, Same, Broken, Walk, Moody, Tiring, Unseeded, Shared, Threaded, Sides):
     gym.register(f"{env.__name__}-v0", env)
 
 

@@ -216,10 +216,6 @@ def counted(n: int, thing: str) -> str:
 
 def columns() -> int:
     """The terminal's, as it is now; where it cannot be asked, as from another host: as it was at the start."""
-    with contextlib.suppress(OSError, KeyError):
-        terminal = os.open(os.environ["MPI_UTIL_TTY"], os.O_RDONLY | os.O_NOCTTY)
-        try:
-            return os.get_terminal_size(terminal).columns or shutil.get_terminal_size().columns
-        finally:
-            os.close(terminal)
+    with contextlib.suppress(OSError, KeyError), open(os.open(os.environ["MPI_UTIL_TTY"], os.O_NOCTTY)) as terminal:
+        return os.get_terminal_size(terminal.fileno()).columns or shutil.get_terminal_size().columns
     return shutil.get_terminal_size().columns

@@ -20,7 +20,7 @@ class Hook:
     """
 
     def __init__(self, config: Config, folder: Path, saved: Mapping[str, Any]):
-        """Args: saved: what `saved` has returned; {}: a new run. Raises ValueError: one line: there is no function."""
+        """Args: saved: in a checkpoint; {}: a new run. Raises ValueError: one line: there is no function."""
         self._function = users_function("--hook", config.hook)
         self.config, self.folder, self.changed, self.stopped = config, folder, dict[str, Any](), False
         self.state: dict[str, Any] = dict(saved.get("state", {}))
@@ -44,8 +44,3 @@ class Hook:
         self._function(self, given)
         self.state = json.loads(json.dumps(self.state))  # as a resumed run finds it
         return {name: float(given[name]) for name in given if name not in row}
-
-    @property
-    def saved(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"changed": self.changed, "state": self.state}

@@ -148,7 +148,7 @@ class Record:
             self.folder.save(BEST, *self.best_policy)  # each time, as it may have been removed
         self.folder.save(POLICY, policy, self._notes())
         notes = self._notes() | {"scalars": scalars | {"time": self.seconds, "best": self.best}}
-        notes |= {"hook": self.hook.saved} if self.hook else {}
+        notes |= {"hook": {"changed": self.hook.changed, "state": self.hook.state}} if self.hook else {}
         if arrays["evaluate"][0]:
             notes["row"] = list(self.row.items())  # the evaluation that is owed will complete it
         self.folder.save(CHECKPOINT, arrays, notes, self.config.keep)

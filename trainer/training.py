@@ -22,8 +22,10 @@ from trainer.collect import NOTHING, RESULT, Pooled
 from trainer.config import Config
 from trainer.control import FAR, HORIZON, LAST, NEAR, STOP, BadData, Control
 from trainer.display import COLUMNS
-from trainer.rollout import Episode, empty_batch
+from trainer.rollout import QUIETLY, Episode, empty_batch
 from trainer.run_folder import from_start, load_checkpoint, require_fitting
+
+SETTLED = 10  # iterations, in which the values are first learned
 
 
 class Training:
@@ -72,13 +74,17 @@ class Training:
         data, self.ready = self.ready, NOTHING
         batch, part, control = data.batch, data.part, self.control
         config, done = self.config, min(1.0, control.steps / (self.config.total_steps or math.inf))
-        for learner in (self.learners.policy, self.learners.value):
-            learner.lr_scale = 1.0 - done if config.lr_schedule == "linear" else 1.0
+        policy, value = self.learners.policy, self.learners.value
+        policy.lr_scale = value.lr_scale = 1.0 - done if config.lr_schedule == "linear" else 1.0
+        if config.algo == "ppo" and control.iteration >= SETTLED:
+            with QUIETLY():
+                adv_std, ret_std = policy.moments(data.part, batch["adv"], batch["ret"])[1]
+            if adv_std**2 > 2.0 * ret_std**2:  # most of it errors of the values: a balanced pole would be unlearned
+                policy.lr_scale = 0.0
         if config.std_fall and config.total_steps and not self.spec.discrete:
             # least: evenly, as states that are met no more are forgotten; most: in the last fifth: noise costs returns
-            falls = done, max(0.0, 5.0 * done - 4.0)
-            least, most = (np.float32(config.log_std - config.std_fall * fall) for fall in falls)
-            self.learners.policy.log_std_range = least, most
+            least, most = (np.float32(config.log_std - config.std_fall * x) for x in (done, max(0.0, 5.0 * done - 4.0)))
+            policy.log_std_range = least, most
         raw = batch["obs"]
         try:
             obs = self.scaler.scale(raw, aligned(raw.shape))

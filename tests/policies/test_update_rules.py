@@ -23,6 +23,17 @@ def test_ppo_stops_at_the_target_divergence():
 
 
 @BACKENDS
+def test_without_a_step_size_ppo_makes_no_pass(backend):
+    rank0 = Rank0(backend, BOX, "ppo")
+    before = rank0.policy.state()[0]
+    rank0.policy.lr_scale = 0.0
+    log = rank0.learn(a_batch(BOX, 0))
+    after = rank0.policy.state()[0]
+    assert (log["StopIter"], log["KL"], log["ClipFrac"]) == (0.0, 0.0, 0.0) and log["LossV"] > 0.0
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+
+
+@BACKENDS
 def test_share_of_rows_beyond_the_clip_range(backend):
     rank0 = Rank0(backend, BOX, "ppo", lr=1e-2, kl_targ=0.0)
     obs, act, *_ = batch = a_batch(BOX, 0)

@@ -96,5 +96,5 @@ def test_what_it_may_change(tmp_path):
     for i in range(45):
         added = hook.columns({"AverageEpRet": 5.0 - i})
     assert added == {"BestEpRet": 5.0} and hook.stopped and hook.config.lr == config.lr / 16
-    again = Hook(config, tmp_path, json.loads(json.dumps(hook.saved)))
+    again = Hook(config, tmp_path, json.loads(json.dumps({"changed": hook.changed, "state": hook.state})))
     assert (again.state, again.config) == (hook.state, hook.config)

@@ -240,6 +240,21 @@ def test_gamma_is_higher_from_the_second_iteration_on_until_an_episode_is_short(
     assert load(tmp_path / "scaled" / CHECKPOINT)[0]["rew_scale"] == 1.0 - 0.99
 
 
+def test_errors_of_the_values_alone_change_no_policy(tmp_path):
+    """Where all is well, advantages hold nothing else, and their deviation is still scaled to 1."""
+    way = ["tests.envs:Same-v0", "--batch_steps", 200, "--num_envs", 4, "--lr_schedule", "constant", "--std_fall", 0]
+    way += ["--gamma", 0.9, "--total_steps"]
+    whole = run(tmp_path / "whole", *way, 3600)
+    for i, row in enumerate(whole[1]):
+        still = i >= 10 and float(row["ExplainedVar"]) < -1.0
+        assert (row["StopIter"], row["KL"] == "0.0") == ("0.0" if still else "10.0", still), i
+    assert {row["StopIter"] for row in whole[1][-4:]} == {"0.0"}
+    run(folder := tmp_path / "parts", *way, 3400, "--nprocs", 3)
+    train("--resume", folder, "--total_steps", 3600)
+    assert ((folder / "policy.safetensors").read_bytes(), rows(folder)) == whole
+    assert run(tmp_path / "average", *way, 3600, "--parallel", "average", "--nprocs", 2)[1][-1]["StopIter"] == "0.0"
+
+
 @pytest.mark.slow
 def test_a_run_of_an_older_version_continues(tmp_path):
     way = ["--overlap", "--eval_every", 400, "--eval_async", "--gamma", 0.99, "--save_every", 0, "--keep", 9]
