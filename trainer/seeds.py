@@ -39,8 +39,8 @@ def several_seeds(program: str, arguments: list[str]) -> int:
     parser.add_argument("--name")  # the runs get its folders as --run_dir
     own, words = parser.parse_known_args(arguments)
     config = parse(words + (["--name", own.name] if own.name else []))
-    if config.resume or config.run_dir:
-        parser.exit(2, "train.py: --seeds starts new runs in folders of their own; leave out --resume and --run_dir\n")
+    if config.resume or config.run_dir or "--seed" in {word.partition("=")[0] for word in words}:
+        parser.exit(2, "train.py: --seeds makes new runs with these seeds; leave out --resume, --run_dir and --seed\n")
     folders = str(RunFolder.default_path(config.env, 0, config.name or config.algo)).removesuffix("0")
     grid: Any = ExperimentGrid()
     grid.print = lambda: say(f"{counted(len(own.seeds), 'run')}: --seed {' '.join(map(str, own.seeds))}\n")

@@ -346,7 +346,8 @@ def test_several_seeds_of_train_py(tmp_path):
         ("--seeds", "1-2-3"): "--seeds takes 0-4 or 0,1,7",
         ("--seeds",): "--seeds takes 0-4 or 0,1,7",
         ("--seeds", "0-1", "--name"): "argument --name: expected one argument",
-        ("--seeds", "0-1", "--run_dir", "x"): "leave out --resume and --run_dir",
+        ("--seeds", "0-1", "--seed=7"): "leave out --resume, --run_dir and --seed",
+        ("--seeds", "0-1", "--run_dir", "x"): "leave out --resume, --run_dir and --seed",
         (
             "--seeds",
             "0-1",
