@@ -71,7 +71,7 @@ class Uneven(gym.Env):
 
 
 class Same(gym.Env):
-    """Each step brings the same, whatever is done: a pole that never falls."""
+    """Each step brings the same, whatever is done, and one in 300 ends the episode: a pole that hardly ever falls."""
 
     observation_space = gym.spaces.Box(-9, 9, (2,))
     action_space = gym.spaces.Box(-1, 1, (1,))
@@ -84,7 +84,7 @@ class Same(gym.Env):
         return self.np_random.normal(size=2).astype(np.float32)
 
     def step(self, action):
-        return self.look(), 1.0, False, False, {}
+        return self.look(), 1.0, self.np_random.random() < 1 / 300, False, {}
 
 
 class Broken(gym.Env):

@@ -28,7 +28,6 @@ COLUMNS: tuple[tuple[str, str, int, str], ...] = (
     ("IdleShare", "idle", 4, ".0%"),
 )
 PHASES = ("rollout", "gather", "update", "bcast")  # of an iteration
-EVALUATED = (("AverageTestEpRet", "evaluated", 9, ".1f"),)
 ROWS_PER_HEADING = 30
 EPISODES = 100  # the last ones, of which the mean is shown
 BETWEEN_S = 0.2  # two drawings of the panel, which takes about 2 ms
@@ -47,7 +46,7 @@ class Display:
         live = terminal and columns() >= NARROWEST and os.environ.get("TERM", "dumb") != "dumb"
         self.panel = Panel(config) if live else None
         self.rows, self.recent = 0, Recent()
-        self.columns = COLUMNS + EVALUATED * bool(config.eval_every)
+        self.columns = COLUMNS + (("AverageTestEpRet", "evaluated", 9, ".1f"),) * bool(config.eval_every)
 
     def begin(self, steps: int, episodes: int, seconds: float) -> None:
         """Says how far the run is before its first row. Args: seconds: of training, in earlier starts."""

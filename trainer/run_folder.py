@@ -33,7 +33,7 @@ SIGNATURE = "signature"  # a file; below, config is trainer.config.Config, which
 MOST = 2**48  # of anything that is counted
 NOT_NEGATIVE = re.compile(
     r"((asked|ready)/)?(iteration|episodes|steps|gamma|stop|evaluate|save|rew_scale|ep_len|(scaler|returns)/(?!mean|run_mean)\w+)"
-    r"|(policy|value)/(adam/v|adam/steps|updates)|episodes/at|time"
+    r"|(policy|value)/(adam/v|adam/steps|updates)|episodes/at|time|adv_std"
 )
 _HERE = Path.cwd()  # where the program begins; an environment may go to another folder
 PATH = os.environ.get("PATH")  # of the shell; mpi_fork may add to it

@@ -25,7 +25,7 @@ from trainer.display import COLUMNS
 from trainer.rollout import QUIETLY, Episode, empty_batch
 from trainer.run_folder import from_start, load_checkpoint, require_fitting
 
-SETTLED = 10  # iterations, in which the values are first learned
+FADES, LITTLE = 0.9, 0.3  # of the highest deviation of advantages: what an iteration leaves; what counts as little
 
 
 class Training:
@@ -43,7 +43,7 @@ class Training:
         self.scaler, self.returns = scaler_for(spec), Scaler(1, "returns")
         self.control = Control(config.gamma)
         # what is saved beside the learners, overwritten in place
-        self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays
+        self.arrays = self.scaler.arrays | self.returns.arrays | self.control.arrays | {"adv_std": np.zeros(1)}
         self.ready = NOTHING  # the batch of the next update
         self._before: State | None = None
         backend = importlib.import_module(f"policies.{config.framework}")
@@ -76,10 +76,13 @@ class Training:
         config, done = self.config, min(1.0, control.steps / (self.config.total_steps or math.inf))
         policy, value = self.learners.policy, self.learners.value
         policy.lr_scale = value.lr_scale = 1.0 - done if config.lr_schedule == "linear" else 1.0
-        if config.algo == "ppo" and control.iteration >= SETTLED:
+        if config.algo == "ppo":
             with QUIETLY():
-                adv_std, ret_std = policy.moments(data.part, batch["adv"], batch["ret"])[1]
-            if adv_std**2 > 2.0 * ret_std**2:  # most of it errors of the values: a balanced pole would be unlearned
+                adv_std, ret_std = policy.moments(part, batch["adv"], batch["ret"])[1] / batch["rew_scale"]
+            highest = self.arrays["adv_std"]
+            highest[:] = np.fmax(adv_std, FADES * highest)
+            # with the errors of the values alone it would unlearn what it can, such as to balance a pole
+            if adv_std**2 > 2.0 * ret_std**2 and adv_std < LITTLE * highest:
                 policy.lr_scale = 0.0
         if config.std_fall and config.total_steps and not self.spec.discrete:
             # least: evenly, as states that are met no more are forgotten; most: in the last fifth: noise costs returns
@@ -104,8 +107,7 @@ class Training:
                 control.rew_scale[:] = 1.0 - control.gamma
         log["Gamma"] = float(control.gamma[0])
         if every := self.config.eval_every:
-            due = control.steps // every > (control.steps - part.total) // every
-            control.evaluate = due or control.stop == LAST
+            control.evaluate = control.stop == LAST or control.steps // every > (control.steps - part.total) // every
         return log, data
 
     def change(self, settings: dict[str, Any]) -> None:
@@ -139,6 +141,7 @@ class Training:
         arrays, notes, damaged, file = load_checkpoint(path)
         for name in [name for name in arrays if name.endswith("iteration")]:  # an older version had a fixed gamma
             arrays.setdefault(name.replace("iteration", "gamma"), self.control.gamma.copy())
+        arrays.setdefault("adv_std", np.zeros(1))  # nor this
         if Spec.from_dict(notes.get("spec", {})) != self.spec:
             raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
         scalars = notes.setdefault("scalars", {})
