@@ -76,7 +76,7 @@ class Training:
         config, done = self.config, min(1.0, control.steps / (self.config.total_steps or math.inf))
         policy, value = self.learners.policy, self.learners.value
         policy.lr_scale = value.lr_scale = 1.0 - done if config.lr_schedule == "linear" else 1.0
-        if config.algo == "ppo":
+        if config.algo == "ppo" and not policy.hyper.ent_coef:
             with QUIETLY():
                 adv_std, ret_std = policy.moments(part, batch["adv"], batch["ret"])[1] / batch["rew_scale"]
             highest = self.arrays["adv_std"]

@@ -255,6 +255,8 @@ def test_errors_of_the_values_alone_change_no_policy(tmp_path):
     assert ((folder / "policy.safetensors").read_bytes(), rows(folder)) == whole
     average = run(tmp_path / "average", *way, 7200, "--parallel", "average", "--nprocs", 2)
     assert [row["StopIter"] for row in average[1][-2:]] == ["0.0", "0.0"]
+    entropy = run(tmp_path / "entropy", *way, 7200, "--ent_coef", 0.01)
+    assert {row["StopIter"] for row in entropy[1]} == {"10.0"}
 
 
 @pytest.mark.slow
