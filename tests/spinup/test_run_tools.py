@@ -207,6 +207,7 @@ def test_videos_and_their_errors(tmp_path):
         assert film.read_bytes()[:3] == b"GIF"
     for arguments, problem in {
         ("--video", tmp_path / "h.avi"): "ends in .mp4 or .gif",
+        ("--video", tmp_path / "none" / "h.gif"): f"No such file or directory: '{tmp_path / 'none'}'",
         ("--best",): "has no best.safetensors",
         ("--episodes", 0): "--episodes is 0",
     }.items():
