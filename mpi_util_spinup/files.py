@@ -30,7 +30,7 @@ def replace_file(path: Path, content: bytes | Callable[[IO[bytes]], None]) -> No
 @contextlib.contextmanager
 def draft_folder(path: Path) -> Iterator[Path]:
     """A new folder beside `path`, for what is to be renamed to it; of a name that no one can know before."""
-    os.stat(path.parent)  # an error names it, and not the draft
+    os.scandir(path.parent).close()  # an error names it, and not the draft
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.new"):  # by a crash
         shutil.rmtree(left, ignore_errors=True)
     drafts = Path(tempfile.mkdtemp(".new", f".{path.name}.", path.parent))

@@ -25,7 +25,7 @@ from trainer.display import COLUMNS
 from trainer.rollout import QUIETLY, Episode, empty_batch
 from trainer.run_folder import from_start, load_checkpoint, require_fitting
 
-FADES, LITTLE = 0.9, 0.3  # of the highest deviation of advantages: what an iteration leaves; what counts as little
+LASTS, LITTLE = 0.9, 0.3  # of the highest deviation of advantages: how much of its log stays; what counts as little
 
 
 class Training:
@@ -76,14 +76,13 @@ class Training:
         config, done = self.config, min(1.0, control.steps / (self.config.total_steps or math.inf))
         policy, value = self.learners.policy, self.learners.value
         policy.lr_scale = value.lr_scale = 1.0 - done if config.lr_schedule == "linear" else 1.0
-        if config.algo == "ppo" and not policy.hyper.ent_coef:
-            with QUIETLY():
-                adv_std, ret_std = policy.moments(part, batch["adv"], batch["ret"])[1] / batch["rew_scale"]
-            highest = self.arrays["adv_std"]
-            highest[:] = np.fmax(adv_std, FADES * highest)
-            # with the errors of the values alone it would unlearn what it can, such as to balance a pole
-            if adv_std**2 > 2.0 * ret_std**2 and adv_std < LITTLE * highest:
-                policy.lr_scale = 0.0
+        with QUIETLY():
+            adv_std, ret_std = policy.moments(part, batch["adv"], batch["ret"])[1] / batch["rew_scale"]
+            highest = np.fmax(adv_std, self.arrays["adv_std"] ** LASTS * adv_std ** (1.0 - LASTS))
+        # with the errors of the values alone it would unlearn what it can, such as to balance a pole
+        are_errors = adv_std**2 > 2.0 * ret_std**2 and adv_std < LITTLE * highest
+        if config.algo == "ppo" and are_errors and not policy.hyper.ent_coef:
+            policy.lr_scale = 0.0
         if config.std_fall and config.total_steps and not self.spec.discrete:
             # least: evenly, as states that are met no more are forgotten; most: in the last fifth: noise costs returns
             least, most = (np.float32(config.log_std - config.std_fall * x) for x in (done, max(0.0, 5.0 * done - 4.0)))
@@ -98,6 +97,7 @@ class Training:
                 control.rew_scale[:] = self.returns.arrays["returns/scale"]
         except FloatingPointError as error:
             raise BadData(f"iteration {control.iteration + 1}: {error}") from None
+        self.arrays["adv_std"][:] = highest
         control.iteration += 1
         control.steps += part.total
         if config.gamma is None:  # where episodes end early, a far horizon makes mere survival pay

@@ -208,6 +208,7 @@ def test_videos_and_their_errors(tmp_path):
     for arguments, problem in {
         ("--video", tmp_path / "h.avi"): "ends in .mp4 or .gif",
         ("--video", tmp_path / "none" / "h.gif"): f"No such file or directory: '{tmp_path / 'none'}'",
+        ("--video", folder / "config.json" / "h.gif"): f"Not a directory: '{folder / 'config.json'}'",
         ("--best",): "has no best.safetensors",
         ("--episodes", 0): "--episodes is 0",
     }.items():
