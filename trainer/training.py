@@ -79,9 +79,9 @@ class Training:
         with QUIETLY():
             adv_std, ret_std = policy.moments(part, batch["adv"], batch["ret"])[1] / batch["rew_scale"]
             highest = np.fmax(adv_std, self.arrays["adv_std"] ** LASTS * adv_std ** (1.0 - LASTS))
-        # with the errors of the values alone it would unlearn what it can, such as to balance a pole
+        # with the errors of the values alone, which the first ten learn, it would unlearn to balance a pole
         are_errors = adv_std**2 > 2.0 * ret_std**2 and adv_std < LITTLE * highest
-        if config.algo == "ppo" and are_errors and not policy.hyper.ent_coef:
+        if config.algo == "ppo" and are_errors and control.iteration >= 10 and not policy.hyper.ent_coef:
             policy.lr_scale = 0.0
         if config.std_fall and config.total_steps and not self.spec.discrete:
             # least: evenly, as states that are met no more are forgotten; most: in the last fifth: noise costs returns
