@@ -20,7 +20,7 @@ class Hook:
     """
 
     def __init__(self, config: Config, folder: Path, saved: Mapping[str, Any]):
-        """Args: saved: in a checkpoint; {}: a new run. Raises ValueError: one line: there is no function."""
+        """Args: saved: what a checkpoint keeps; {}: new. Raises ValueError: one line: there is no function."""
         self._function = users_function("--hook", config.hook)
         self.config, self.folder, self.changed, self.stopped = config, folder, dict[str, Any](), False
         self.state: dict[str, Any] = dict(saved.get("state", {}))

@@ -79,7 +79,7 @@ class Training:
         with QUIETLY():
             adv_std, ret_std = policy.moments(part, batch["adv"], batch["ret"])[1] / batch["rew_scale"]
             highest = np.fmax(adv_std, self.arrays["adv_std"] ** LASTS * adv_std ** (1.0 - LASTS))
-        # with the errors of the values alone, which the first ten learn, it would unlearn to balance a pole
+        # errors of the values alone undo what a policy has learned; the first ten iterations hold little else
         are_errors = adv_std**2 > 2.0 * ret_std**2 and adv_std < LITTLE * highest
         if config.algo == "ppo" and are_errors and control.iteration >= 10 and not policy.hyper.ent_coef:
             policy.lr_scale = 0.0
@@ -141,7 +141,7 @@ class Training:
         arrays, notes, damaged, file = load_checkpoint(path)
         for name in [name for name in arrays if name.endswith("iteration")]:  # an older version had a fixed gamma
             arrays.setdefault(name.replace("iteration", "gamma"), self.control.gamma.copy())
-        arrays.setdefault("adv_std", np.zeros(1))  # nor this
+        arrays.setdefault("adv_std", np.zeros(1))  # and did not keep this
         if Spec.from_dict(notes.get("spec", {})) != self.spec:
             raise ValueError(f"{path}: its checkpoint belongs to other networks or another environment")
         scalars = notes.setdefault("scalars", {})
